@@ -1,0 +1,172 @@
+"""Documents as frozen dataclasses, with one canonical JSON form.
+
+Field names are camelCase in JSON. Canonical means: keys sorted, no spaces, UTF-8 as it is, no NaN. The bytes are
+the same on every Python version and for every insertion order, so that they can be hashed and signed.
+
+A document carries `schema` (``trtmodel.io/<kind>/v<n>``). Within one version a reader ignores fields that it does
+not know (an older worker under a newer operator) and refuses one that is missing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import hashlib
+import json
+import math
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class DocumentError(ValueError):
+    """The bytes are not the document that was expected. The text names the field and what was found there."""
+
+
+def canonical(value: Any) -> bytes:
+    """The one JSON form of plain data. Raises ValueError for NaN and infinities, which JSON does not have."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+
+
+def sha256_hex(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def encode(value: Any, *, omit_defaults: bool = False) -> Any:
+    """Plain JSON data of a dataclass. With `omit_defaults`, fields at their default are left out, so that a field
+    added later with a default changes no hash that was computed before it existed."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {
+            _camel(f.name): encode(getattr(value, f.name), omit_defaults=omit_defaults)
+            for f in dataclasses.fields(value)
+            if not (omit_defaults and _is_default(f, getattr(value, f.name)))
+        }
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, Mapping):
+        return {str(k): encode(v, omit_defaults=omit_defaults) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [encode(v, omit_defaults=omit_defaults) for v in value]
+    return value
+
+
+def decode(cls: type[T], data: Any, where: str = "") -> T:
+    """The dataclass `cls` from plain JSON data. Raises DocumentError with the path of what does not fit."""
+    return typing.cast("T", _decode(cls, data, where or cls.__name__))
+
+
+def dumps(document: Any) -> bytes:
+    """Canonical bytes of a document whose class has SCHEMA."""
+    return canonical({"schema": document.SCHEMA, **encode(document)})
+
+
+def loads(cls: type[T], data: bytes | str) -> T:
+    """A document of class `cls` (which has SCHEMA) from bytes. Raises DocumentError."""
+    try:
+        raw = json.loads(data)
+    except (ValueError, RecursionError) as e:
+        raise DocumentError(f"{cls.__name__} is not JSON: {e}") from e
+    expected = cls.SCHEMA  # type: ignore[attr-defined]
+    found = raw.get("schema") if isinstance(raw, dict) else None
+    if found != expected:
+        raise DocumentError(
+            f"expected a document of schema {expected}, found {found!r}: its writer has another version"
+        )
+    return decode(cls, raw)
+
+
+def _camel(name: str) -> str:
+    head, *tail = name.split("_")
+    return head + "".join(part.title() for part in tail)
+
+
+def _is_default(f: dataclasses.Field[Any], value: Any) -> bool:
+    if f.default is not dataclasses.MISSING:
+        return bool(value == f.default)
+    if f.default_factory is not dataclasses.MISSING:
+        return bool(value == f.default_factory())
+    return False
+
+
+@functools.cache
+def _hints(cls: type) -> dict[str, Any]:
+    return typing.get_type_hints(cls)
+
+
+def _decode(kind: Any, data: Any, where: str) -> Any:
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if kind is Any:
+        return data
+    if origin in (typing.Union, types.UnionType):
+        if data is None and type(None) in args:
+            return None
+        return _decode_union([a for a in args if a is not type(None)], data, where)
+    if dataclasses.is_dataclass(kind):
+        return _decode_dataclass(typing.cast("type", kind), data, where)
+    if origin is tuple:
+        if not isinstance(data, list):
+            raise DocumentError(f"{where}: expected a list, found {_kind(data)}")
+        return tuple(_decode(args[0], item, f"{where}[{i}]") for i, item in enumerate(data))
+    if origin in (Mapping, dict):
+        if not isinstance(data, dict):
+            raise DocumentError(f"{where}: expected an object, found {_kind(data)}")
+        return {_decode_key(args[0], k, where): _decode(args[1], v, f"{where}.{k}") for k, v in data.items()}
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        try:
+            return kind(data)
+        except ValueError as e:
+            raise DocumentError(f"{where}: {data!r} is none of {', '.join(str(m.value) for m in kind)}") from e
+    return _decode_scalar(kind, data, where)
+
+
+def _decode_key(kind: Any, key: str, where: str) -> Any:
+    if kind is not int:
+        return key
+    try:
+        return int(key)
+    except ValueError as e:
+        raise DocumentError(f"{where}: the key {key!r} is not a whole number") from e
+
+
+def _decode_union(kinds: list[Any], data: Any, where: str) -> Any:
+    errors = []
+    for kind in kinds:
+        try:
+            return _decode(kind, data, where)
+        except DocumentError as e:
+            errors.append(str(e))
+    raise DocumentError("; ".join(errors))
+
+
+def _decode_dataclass(cls: type, data: Any, where: str) -> Any:
+    if not isinstance(data, dict):
+        raise DocumentError(f"{where}: expected an object, found {_kind(data)}")
+    values = {}
+    for f in dataclasses.fields(cls):
+        key = _camel(f.name)
+        if key in data:
+            values[f.name] = _decode(_hints(cls)[f.name], data[key], f"{where}.{key}")
+        elif f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING:
+            raise DocumentError(f"{where}.{key} is missing")
+    try:
+        return cls(**values)
+    except ValueError as e:
+        raise DocumentError(f"{where}: {e}") from e
+
+
+def _decode_scalar(kind: Any, data: Any, where: str) -> Any:
+    if kind is float and isinstance(data, int) and not isinstance(data, bool):
+        return float(data)
+    if not isinstance(data, kind) or (isinstance(data, bool) and kind is not bool):
+        raise DocumentError(f"{where}: expected {kind.__name__}, found {_kind(data)}")
+    if kind is float and not math.isfinite(data):
+        raise DocumentError(f"{where}: {data} is not a finite number")
+    return data
+
+
+def _kind(data: Any) -> str:
+    return "null" if data is None else type(data).__name__

@@ -1,0 +1,78 @@
+"""What the reconciler needs of the world, as Protocols: the adapters implement them, the tests replace them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from trtmodel_contract.control import DesiredRequest, Report
+from trtmodel_contract.signing import Signature
+
+Key = tuple[str, str]  # namespace, name
+Json = dict[str, Any]
+
+
+class Conflict(Exception):
+    """Somebody wrote the object since it was read: start over with fresh facts."""
+
+
+class Cluster(Protocol):
+    """The Kubernetes API: every call bounded by a timeout; raises Conflict, or ClusterError for the rest."""
+
+    async def get_model(self, key: Key) -> Json | None: ...
+
+    async def list_models(self) -> Sequence[Key]: ...
+
+    async def children(self, key: Key) -> Mapping[str, Sequence[Json]]:
+        """Raw children by label, by kind: Job, Pod, Deployment, ConfigMap, Service. Always a live list."""
+        ...
+
+    async def write_memory(self, key: Key, resource_version: str, rollout: Json) -> str:
+        """Server-side apply of .status.rollout with a precondition; the new resourceVersion. Raises Conflict."""
+        ...
+
+    async def write_status(self, key: Key, status: Json) -> None:
+        """Server-side apply of everything else in .status, by a field manager of its own."""
+        ...
+
+    async def apply(self, manifest: Json) -> None:
+        """Server-side apply of a child. Creating one that exists is success."""
+        ...
+
+    async def create_job(self, manifest: Json) -> None:
+        """Create by a deterministic name: AlreadyExists is success."""
+        ...
+
+    async def delete_job(self, key: Key, name: str) -> None:
+        """Background propagation; a missing Job is success."""
+        ...
+
+    async def post_event(self, regarding: Json, reason: str, message: str, *, warning: bool) -> None:
+        """A failure to post an event is logged and fails nothing."""
+        ...
+
+
+class Workers(Protocol):
+    """The workers' control ports, authenticated by signatures."""
+
+    async def report(self, ip: str, uid: str) -> Report:
+        """Raises WorkerError with the cause when it cannot be had within the timeout."""
+        ...
+
+    async def send(self, ip: str, uid: str, request: DesiredRequest) -> None:
+        """Raises WorkerError. A 409 is no error: the held fence is in the next report."""
+        ...
+
+
+class Signer(Protocol):
+    def sign(self, payload: bytes) -> Signature: ...
+
+    def public_keys(self) -> Mapping[str, str]:
+        """Key id -> base64 of the raw public key; what workers may trust now."""
+        ...
+
+
+class Clock(Protocol):
+    def now(self) -> float:
+        """Seconds since the epoch."""
+        ...

@@ -1,0 +1,3 @@
+module trtmodel.io/cluster/pause
+
+go 1.25.0

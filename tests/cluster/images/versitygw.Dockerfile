@@ -1,0 +1,3 @@
+FROM scratch
+COPY versitygw /versitygw
+ENTRYPOINT ["/versitygw"]

@@ -1,0 +1,207 @@
+"""Images without a registry: the cluster's own, a base from Debian packages, and the product's two.
+
+A tag is the hash of everything that the image is made of, so it is pulled IfNotPresent and never goes stale.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import content, host
+from .binaries import Binaries
+from .settings import HERE, ClusterError, Settings
+from .shell import run, say
+from .store import Store
+
+_BUILD_SECONDS = 1800.0
+_SUITE = "bookworm"
+# System packages only here; python3-venv since the product's Dockerfiles make a virtual environment;
+# libstdc++6 and libgomp1 for onnxruntime.
+_BASE_PACKAGES = ("python3", "python3-venv", "ca-certificates", "libstdc++6", "libgomp1")
+# One time stamp for every file of a build context: buildah's layer cache looks at times too, and a fresh
+# clone has new ones.
+_EPOCH = 1_600_000_000
+
+
+@dataclass(frozen=True)
+class Product:
+    """One Dockerfile at the root of the clone, and what it copies."""
+
+    name: str
+    dockerfile: str
+    requirements: str
+    sources: tuple[str, ...]
+
+
+PRODUCTS = (
+    Product(
+        "operator",
+        "Dockerfile.operator",
+        "requirements/operator.txt",
+        ("contract/trtmodel_contract", "operator/trtmodel_operator"),
+    ),
+    Product(
+        "worker",
+        "Dockerfile.worker",
+        "requirements/worker.txt",
+        ("contract/trtmodel_contract", "worker/trtmodel_worker"),
+    ),
+)
+
+
+def product_ref(clone: Path, product: Product, base: str) -> str:
+    """The content-hash reference of a product image on a base. Raises ClusterError when a source is missing."""
+    paths = [clone / p for p in (product.dockerfile, product.requirements, *product.sources)]
+    if missing := [str(p) for p in paths if not p.exists()]:
+        raise ClusterError(f"the {product.name} image needs {', '.join(missing)}")
+    return f"localhost/trtmodel-{product.name}:{content.key(paths, base, relative_to=clone)}"
+
+
+class Images:
+    """Builds into the store of the cache; what is there is not built again."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._work = settings.cache / "buildah"
+        self.store = Store(settings.cache / "images")
+
+    def _buildah(self, command: str, *args: str | Path) -> None:
+        self._work.mkdir(parents=True, exist_ok=True)
+        policy = self._work / "policy.json"
+        policy.write_text('{"default":[{"type":"insecureAcceptAnything"}]}')
+        # Its own storage: nothing is shared with the host's containers. The log keeps the last command's words.
+        run(
+            ["buildah", "--root", self._work / "storage", "--runroot", self._work / "run",
+             "--storage-driver", os.environ.get("STORAGE_DRIVER", "overlay"),
+             command, "--signature-policy", policy, *args],
+            timeout=_BUILD_SECONDS,
+            log=self._settings.cache / "log" / "buildah.log",
+        )  # fmt: skip
+
+    def _build(self, ref: str, dockerfile: Path, context: Path, *args: str) -> str:
+        self._buildah("bud", "--layers", "--isolation", "chroot", "--network", "host", "--pull-never",
+                      *args, "-f", dockerfile, "-t", ref, context)  # fmt: skip
+        self._buildah("push", "--disable-compression", ref, f"oci:{self.store.path}:{ref}")
+        self.store.prune(ref.rpartition(":")[0])
+        return ref
+
+    def infrastructure(self, binaries: Binaries) -> dict[str, str]:
+        """References of pause, coredns and versitygw: each one static binary from scratch."""
+        refs = {}
+        for name in ("pause", "coredns", "versitygw"):
+            dockerfile = HERE / "images" / f"{name}.Dockerfile"
+            folder = binaries.folders[name]
+            ref = f"localhost/{name}:{content.key([dockerfile], folder.name, relative_to=HERE)}"
+            if self.store.digest(ref) is None:
+                say(f"building {ref}")
+                self._build(ref, dockerfile, folder)
+            refs[name] = ref
+        return refs
+
+    def base_ref(self) -> str:
+        """The reference of the base image; builds nothing."""
+        dockerfile = HERE / "images" / "base.Dockerfile"
+        return f"localhost/trtmodel-base:{content.key([dockerfile], _SUITE, *_BASE_PACKAGES, relative_to=HERE)}"
+
+    def base(self) -> str:
+        """The base image: Debian's minimal system and Python, by debootstrap."""
+        ref = self.base_ref()
+        if self.store.digest(ref) is None:
+            say(f"building {ref} from Debian packages (once, about 1 minute)")
+            with tempfile.TemporaryDirectory(dir=self._settings.cache, prefix="base-") as tmp:
+                rootfs = Path(tmp) / "rootfs"
+                log = self._settings.cache / "log" / "debootstrap.log"
+                run(
+                    ["debootstrap", "--variant=minbase", f"--include={','.join(_BASE_PACKAGES)}",
+                     _SUITE, rootfs, _debian_mirror()],
+                    timeout=_BUILD_SECONDS, log=log,
+                )  # fmt: skip
+                for pattern in ("var/cache/apt/archives/*.deb", "var/lib/apt/lists/*_*", "usr/share/doc/*", "usr/share/man/*"):
+                    for path in rootfs.glob(pattern):
+                        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+                context = Path(tmp) / "context"
+                context.mkdir()
+                run(["tar", "-C", rootfs, "--exclude=./dev/*", "--exclude=./proc/*", "--exclude=./sys/*",
+                     "-cf", context / "rootfs.tar", "."], timeout=300)  # fmt: skip
+                shutil.rmtree(rootfs)
+                self._build(ref, HERE / "images" / "base.Dockerfile", context)
+        elif not self._has_layers(ref):
+            # The build storage was deleted: product builds need the base there.
+            self._buildah("pull", f"oci:{self.store.path}:{ref}")
+            self._buildah("tag", f"oci:{self.store.path}:{ref}", ref)
+        return ref
+
+    def _has_layers(self, ref: str) -> bool:
+        return (
+            subprocess.run(
+                ["buildah", "--root", str(self._work / "storage"), "--runroot", str(self._work / "run"),
+                 "--storage-driver", os.environ.get("STORAGE_DRIVER", "overlay"), "inspect", "--type", "image", ref],
+                capture_output=True, timeout=60,
+            ).returncode == 0
+        )  # fmt: skip
+
+    def _wheelhouse(self, requirements: Path) -> Path:
+        """The wheels of a requirements file, for the image's Python, downloaded outside of the build."""
+        folder = self._settings.cache / "wheels" / f"{requirements.stem}-{content.key([requirements], relative_to=requirements.parent)}"
+        if not folder.exists():
+            say(f"downloading the wheels of {requirements.name} (once)")
+            venv = self._settings.cache / "pip"
+            if not (venv / "bin/pip").exists():
+                host.make_venv(venv, host.image_python())
+            partial = folder.with_name(folder.name + ".partial")
+            shutil.rmtree(partial, ignore_errors=True)
+            run(
+                [venv / "bin/pip", "download", "-q", "--require-hashes", "--only-binary", ":all:",
+                 "-r", requirements, "-d", partial],
+                timeout=_BUILD_SECONDS,
+            )  # fmt: skip
+            partial.rename(folder)
+        return folder
+
+    def product(self, product: Product) -> str:
+        """Build one of the product's images, if it is not there, and return its reference."""
+        clone = self._settings.clone
+        base = self.base_ref()
+        ref = product_ref(clone, product, base)
+        if self.store.digest(ref) is not None:
+            return ref
+        self.base()
+        wheels = self._wheelhouse(clone / product.requirements)
+        say(f"building {ref}")
+        with tempfile.TemporaryDirectory(dir=self._settings.cache, prefix="context-") as tmp:
+            context = Path(tmp)
+            for name in (product.dockerfile, product.requirements, *product.sources):
+                _copy(clone / name, context / name)
+            for path in [*context.rglob("*"), context]:
+                os.utime(path, (_EPOCH, _EPOCH))
+            return self._build(
+                ref, context / product.dockerfile, context,
+                "--build-arg", f"BASE={base}",
+                "--build-arg", "PIP_NO_INDEX=1", "--build-arg", "PIP_FIND_LINKS=/wheelhouse",
+                "--volume", f"{wheels}:/wheelhouse:ro",
+            )  # fmt: skip
+
+
+def _copy(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if source.is_dir():
+        shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
+    else:
+        shutil.copy(source, target)
+
+
+def _debian_mirror() -> str:
+    """DEBIAN_MIRROR, else the mirror that this machine's apt uses, which may be the only one it reaches."""
+    if mirror := os.environ.get("DEBIAN_MIRROR"):
+        return mirror
+    sites = run(["apt-get", "indextargets", "--format", "$(SITE) $(ORIGIN) $(CODENAME)", "Created-By: Packages"], timeout=60)
+    for line in sites.splitlines():
+        site, _, rest = line.partition(" ")
+        if rest == f"Debian {_SUITE}":
+            return site
+    raise ClusterError("apt knows no Debian mirror: set DEBIAN_MIRROR to one's address")

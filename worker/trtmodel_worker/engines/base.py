@@ -1,0 +1,85 @@
+"""The Engine protocol: what an engine host asks of an inference runtime, and nothing that names one.
+
+An engine lives in one process (its host) and is freed by that process's exit. Its lanes run side by side; one lane
+runs one batch at a time. Errors are classified here once, because each class has another consequence.
+
+    EngineError
+    |-- InvalidInput      the request's fault: never retried, never counted against the engine
+    |-- Recoverable       another lane, or a rebuilt one, can do it
+    |-- OutOfMemory       less at once can do it
+    |-- Sticky            this process is poisoned: exit 70, touch nothing of the device any more
+    `-- DeviceLost        the device is gone: exit 71
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from trtmodel_contract.identity import LoadKey, Profile
+from trtmodel_contract.manifest import TensorSpec
+
+Array = NDArray[Any]
+Allocate = Callable[[str, "np.dtype[Any]", tuple[int, ...]], Array]
+"""``allocate(output name, dtype, actual shape)`` -> C-contiguous writable array in the caller's memory.
+Raises ValueError when the output does not fit: the engine must not write anywhere else."""
+
+
+class EngineError(Exception):
+    """An engine failed. The text names the cause as the runtime gave it."""
+
+
+class InvalidInput(EngineError):
+    pass
+
+
+class Recoverable(EngineError):
+    pass
+
+
+class OutOfMemory(EngineError):
+    pass
+
+
+class Sticky(EngineError):
+    pass
+
+
+class DeviceLost(EngineError):
+    pass
+
+
+class CannotLoad(EngineError):
+    """The plan's bytes are no engine for this machine, or there is not the memory for it."""
+
+
+class Lane(Protocol):
+    """Used by one thread at a time."""
+
+    def run(self, inputs: Mapping[str, Array], allocate: Allocate) -> Mapping[str, Array]:
+        """Run one batch. `inputs`: by name, C-contiguous, of the engine's dtypes and within a profile. Returns each
+        output in the array that `allocate` gave for it. Raises EngineError."""
+        ...
+
+
+class Engine(Protocol):
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+    def create_lane(self) -> Lane: ...
+
+
+class Runtime(Protocol):
+    """One inference runtime on this machine."""
+
+    def load_key(self) -> LoadKey: ...
+
+    def driver(self) -> str:
+        """Version of the device driver, '' where there is none."""
+        ...
+
+    def load(self, plan: memoryview, profiles: tuple[Profile, ...], lanes: int) -> Engine:
+        """Load from memory: the very bytes whose digest was checked. Raises CannotLoad."""
+        ...
