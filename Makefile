@@ -1,0 +1,54 @@
+# make demo    the product on a real local cluster: four rollouts under traffic, then a table
+# make test    everything that is checked: style, types, layers, unit tests, tests on the real cluster
+SHELL := /bin/bash
+PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3.13 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+JOBS ?= 2
+
+.PHONY: help venv test lint unit e2e demo demo-down lock clean
+
+help:
+	@sed -n 's/^# \(make .*\)/\1/p' Makefile tests/cluster/cluster.mk
+
+venv: $(VENV)/.ready
+
+# uv installs exactly what uv.lock says; pip only brings uv.
+$(VENV)/.ready: pyproject.toml uv.lock
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { apt-get update -qq && apt-get install -y -qq --no-install-recommends python3-venv; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+	@UV_PROJECT_ENVIRONMENT=$(CURDIR)/$(VENV) $(BIN)/uv sync --quiet --locked --extra dev
+	@touch $@
+
+test: lint unit e2e
+
+lint: venv
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+unit: venv
+	$(BIN)/pytest -n $(JOBS) -m "not e2e" --dist loadfile
+
+# The tests on the real cluster share it: one after the other.
+e2e: venv cluster-up
+	$(BIN)/pytest -m e2e
+
+demo: venv
+	$(BIN)/python examples/magika/demo.py
+
+demo-down:
+	tests/cluster/cluster down --purge
+
+# make lock    after a change of the dependencies in pyproject.toml
+lock: venv
+	$(BIN)/uv lock
+	$(BIN)/uv export -q --frozen --no-emit-project --no-header --no-annotate --extra operator -o requirements/operator.txt
+	$(BIN)/uv export -q --frozen --no-emit-project --no-header --no-annotate --extra worker --extra builder -o requirements/worker.txt
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+
+include tests/cluster/cluster.mk
