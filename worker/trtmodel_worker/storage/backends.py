@@ -1,0 +1,206 @@
+"""Where objects are: S3, or a directory (a volume; for one machine without S3). One small protocol for both."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+from trtmodel_contract.identity import Storage
+from trtmodel_contract.jobs import Reason
+
+from trtmodel_worker.storage.cache import Reader
+from trtmodel_worker.storage.errors import StorageError, from_exception, unavailable
+
+CONNECT_TIMEOUT_SECONDS = 3
+READ_TIMEOUT_SECONDS = 20
+MULTIPART_BYTES = 64 << 20
+# The first pair are the names that a Secret used with envFrom has; the second those of many charts.
+CREDENTIAL_FILES = (("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"), ("accessKeyId", "secretAccessKey"))
+
+
+class ObjectStore(Protocol):
+    """Objects by key in one bucket. Everything raises StorageError."""
+
+    def where(self, key: str) -> str:
+        """How a message names the object."""
+        ...
+
+    def open(self, key: str) -> contextlib.AbstractContextManager[Reader]: ...
+
+    def list(self, prefix: str) -> Iterator[str]: ...
+
+    def put(self, key: str, path: Path) -> None:
+        """Write a file; what was there is replaced in one step."""
+        ...
+
+    def put_new(self, key: str, data: bytes) -> bool:
+        """Write if nothing is there. False: somebody was first."""
+        ...
+
+
+class DirectoryStore:
+    """A directory as a bucket."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def where(self, key: str) -> str:
+        return f"file://{self._root / key}"
+
+    @contextlib.contextmanager
+    def open(self, key: str) -> Iterator[Reader]:
+        try:
+            f = (self._root / key).open("rb")
+        except OSError as e:
+            raise from_exception(e, self.where(key)) from e
+        with f:
+            yield f
+
+    def list(self, prefix: str) -> Iterator[str]:
+        base = self._root / prefix
+        try:
+            yield from sorted(str(p.relative_to(self._root)) for p in base.rglob("*") if p.is_file())
+        except OSError as e:
+            raise from_exception(e, self.where(prefix)) from e
+
+    def put(self, key: str, path: Path) -> None:
+        with self._written(key, path.read_bytes()) as temporary:
+            temporary.replace(self._root / key)
+
+    def put_new(self, key: str, data: bytes) -> bool:
+        with self._written(key, data) as temporary:
+            try:
+                os.link(temporary, self._root / key)
+            except FileExistsError:
+                return False
+        return True
+
+    @contextlib.contextmanager
+    def _written(self, key: str, data: bytes) -> Iterator[Path]:
+        target = self._root / key
+        temporary = target.parent / f".{uuid.uuid4().hex}"
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            temporary.write_bytes(data)
+            yield temporary
+        except OSError as e:
+            raise from_exception(e, self.where(key)) from e
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+class S3Client:
+    """A boto3 client that follows its credential files: they are re-read on each use, since a mounted Secret changes
+    in place when keys are rotated."""
+
+    def __init__(self, endpoint: str, region: str, credentials_dir: str | Path | None) -> None:
+        self._endpoint, self._region = endpoint, region
+        self._directory = Path(credentials_dir) if credentials_dir else None
+        self._lock = threading.Lock()
+        self._held: tuple[tuple[str, str] | None, Any] | None = None
+
+    def get(self) -> Any:
+        keys = _read_keys(self._directory)
+        with self._lock:
+            if self._held is None or self._held[0] != keys:
+                self._held = (keys, self._create(keys))
+            return self._held[1]
+
+    def _create(self, keys: tuple[str, str] | None) -> Any:
+        import boto3  # heavy, and not needed for other backends
+        from botocore.config import Config
+
+        config = Config(
+            connect_timeout=CONNECT_TIMEOUT_SECONDS,
+            read_timeout=READ_TIMEOUT_SECONDS,
+            retries={"mode": "standard", "max_attempts": 3},
+            # Since boto3 1.36 the default sends trailing checksums, which S3-compatible stores refuse with 411.
+            request_checksum_calculation="when_required",
+            response_checksum_validation="when_required",
+            s3={"addressing_style": "path"} if self._endpoint else {},
+        )
+        access, secret = keys or (None, None)
+        session = boto3.session.Session(aws_access_key_id=access, aws_secret_access_key=secret)
+        region = self._region or session.region_name or "us-east-1"
+        return session.client("s3", endpoint_url=self._endpoint or None, region_name=region, config=config)
+
+
+class S3Store:
+    """One bucket."""
+
+    def __init__(self, client: S3Client, bucket: str) -> None:
+        self._client, self._bucket = client, bucket
+
+    def where(self, key: str) -> str:
+        return f"s3://{self._bucket}/{key}"
+
+    @contextlib.contextmanager
+    def open(self, key: str) -> Iterator[Reader]:
+        with self._mapped(key):
+            body = self._client.get().get_object(Bucket=self._bucket, Key=key)["Body"]
+        with contextlib.closing(body), self._mapped(key):
+            yield body
+
+    def list(self, prefix: str) -> Iterator[str]:
+        with self._mapped(prefix):
+            pages = self._client.get().get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=prefix)
+            for page in pages:
+                for item in page.get("Contents", ()):
+                    yield item["Key"]
+
+    def put(self, key: str, path: Path) -> None:
+        with self._mapped(key):
+            client = self._client.get()
+            if path.stat().st_size < MULTIPART_BYTES:
+                with path.open("rb") as f:
+                    client.put_object(Bucket=self._bucket, Key=key, Body=f)
+            else:
+                client.upload_file(str(path), self._bucket, key)
+
+    def put_new(self, key: str, data: bytes) -> bool:
+        from botocore.exceptions import ClientError
+
+        with self._mapped(key):
+            try:
+                self._client.get().put_object(Bucket=self._bucket, Key=key, Body=data, IfNoneMatch="*")
+            except ClientError as e:
+                status = e.response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+                if status == 412:
+                    return False
+                if status == 409:  # ConditionalRequestConflict: another writer of this key is under way
+                    raise unavailable(f"{self.where(key)}: another writer is under way, try again") from e
+                raise
+        return True
+
+    @contextlib.contextmanager
+    def _mapped(self, key: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as e:
+            raise from_exception(e, self.where(key)) from e
+
+
+def open_store(storage: Storage, bucket: str, credentials_dir: str | Path | None) -> ObjectStore:
+    """The store of `bucket` at `storage.endpoint`. An endpoint ``file:///dir`` is a directory with buckets in it."""
+    if storage.endpoint.startswith("file://"):
+        root = Path(storage.endpoint.removeprefix("file://")) / bucket
+        if not root.is_dir():
+            text = f"{storage.endpoint}: there is no directory {bucket!r}: create it or correct spec.storage.bucket"
+            raise StorageError(Reason.BUCKET_NOT_FOUND, text)
+        return DirectoryStore(root)
+    return S3Store(S3Client(storage.endpoint, storage.region, credentials_dir), bucket)
+
+
+def _read_keys(directory: Path | None) -> tuple[str, str] | None:
+    if directory is None:
+        return None
+    for names in CREDENTIAL_FILES:
+        access, secret = ((directory / name) for name in names)
+        if access.is_file() and secret.is_file():
+            return access.read_text().strip(), secret.read_text().strip()
+    return None
