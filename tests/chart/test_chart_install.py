@@ -1,0 +1,130 @@
+"""The chart on the real API server: it installs, its rights are what they should be, it upgrades and goes."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import subprocess
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import pytest
+from chart_helm import CALL_SECONDS, CHART, Helm
+
+pytestmark = pytest.mark.e2e
+
+
+@dataclass(frozen=True)
+class Release:
+    """An installed release, stopped (replicas 0), since only its objects matter here."""
+
+    name: str
+    namespace: str
+    environment: Mapping[str, str]
+
+    def kubectl(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [self.environment["KUBECTL"], *arguments],
+            capture_output=True, text=True, timeout=CALL_SECONDS, check=False,
+            env={**os.environ, **self.environment},
+        )  # fmt: skip
+
+    def may(self, verb: str, what: str, namespace: str) -> bool:
+        account = f"system:serviceaccount:{self.namespace}:{self.name}-trtmodel-operator"
+        answer = self.kubectl("auth", "can-i", verb, what, "--as", account, "--namespace", namespace).stdout.strip()
+        assert answer in ("yes", "no"), answer
+        return answer == "yes"
+
+
+@pytest.fixture(scope="module")
+def release(helm: Helm, cluster_environment: Mapping[str, str]) -> Iterator[Release]:
+    made = Release(f"r{secrets.token_hex(3)}", f"chart-{secrets.token_hex(3)}", cluster_environment)
+    helm.ok(
+        "install", made.name, str(CHART), "--namespace", made.namespace, "--create-namespace", "--set", "replicas=0"
+    )
+    try:
+        yield made
+    finally:
+        helm.run("uninstall", made.name, "--namespace", made.namespace)
+        made.kubectl("delete", "namespace", made.namespace, "--wait=false")
+
+
+@pytest.mark.parametrize(
+    ("verb", "what"),
+    [
+        ("get", "trtmodels.trtmodel.io"),
+        ("watch", "trtmodels.trtmodel.io"),
+        ("patch", "trtmodels.trtmodel.io/status"),
+        ("update", "trtmodels.trtmodel.io/finalizers"),
+        ("create", "jobs.batch"),
+        ("delete", "jobs.batch"),
+        ("patch", "deployments.apps"),
+        ("patch", "services"),
+        ("patch", "configmaps"),
+        ("list", "pods"),
+        ("create", "events.events.k8s.io"),
+    ],
+)
+def test_the_operator_may_do_its_work_in_every_namespace(release: Release, verb: str, what: str) -> None:
+    assert release.may(verb, what, "default")
+
+
+@pytest.mark.parametrize(
+    ("verb", "what"),
+    [
+        ("get", "secrets"),
+        ("list", "secrets"),
+        ("create", "secrets"),
+        ("get", "leases.coordination.k8s.io"),
+        ("patch", "trtmodels.trtmodel.io"),
+        ("delete", "trtmodels.trtmodel.io"),
+        ("delete", "pods"),
+        ("create", "pods/exec"),
+        ("create", "rolebindings.rbac.authorization.k8s.io"),
+        ("list", "nodes"),
+    ],
+)
+def test_the_operator_may_do_nothing_else(release: Release, verb: str, what: str) -> None:
+    assert not release.may(verb, what, "default")
+
+
+def test_in_its_own_namespace_it_reads_one_secret_and_holds_one_lease(release: Release) -> None:
+    own = release.namespace
+    name = f"{release.name}-trtmodel-operator"
+    assert release.may("get", f"secrets/{name}-signing", own)
+    assert release.may("create", "secrets", own)
+    assert release.may("update", f"leases.coordination.k8s.io/{name}", own)
+    assert not release.may("get", "secrets/other", own)
+    assert not release.may("list", "secrets", own)
+    assert not release.may("update", "leases.coordination.k8s.io/other", own)
+
+
+def test_an_upgrade_keeps_what_it_does_not_name(helm: Helm, release: Release) -> None:
+    helm.ok(
+        "upgrade",
+        release.name,
+        str(CHART),
+        "--namespace",
+        release.namespace,
+        "--reuse-values",
+        "--set",
+        "logLevel=DEBUG",
+    )
+    deployment = release.kubectl(
+        "get", "deployment", f"{release.name}-trtmodel-operator", "--namespace", release.namespace, "-o", "yaml"
+    ).stdout
+    assert "value: DEBUG" in deployment
+    assert "replicas: 0" in deployment
+
+
+def test_the_notes_tell_how_the_definition_is_upgraded(helm: Helm, release: Release) -> None:
+    notes = helm.ok("get", "notes", release.name, "--namespace", release.namespace)
+    assert "kubectl apply --server-side --force-conflicts -f" in notes
+
+
+def test_models_outlive_the_release(helm: Helm, release: Release) -> None:
+    """Removing the operator must not remove what serves: the definition stays, and with it every TRTModel."""
+    other = f"{release.name}b"
+    helm.ok("install", other, str(CHART), "--namespace", release.namespace, "--set", "replicas=0")
+    helm.ok("uninstall", other, "--namespace", release.namespace)
+    assert release.kubectl("get", "crd", "trtmodels.trtmodel.io").returncode == 0

@@ -1,0 +1,205 @@
+"""What the chart makes of its values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from chart_helm import CHART, Helm, Json, one
+
+EXPECTED = {"ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding", "Deployment"}
+WRITE = {"create", "update", "patch", "delete", "deletecollection", "*"}
+
+
+def container(objects: list[Json]) -> Json:
+    containers: list[Json] = one(objects, "Deployment")["spec"]["template"]["spec"]["containers"]
+    assert len(containers) == 1
+    return containers[0]
+
+
+def environment(objects: list[Json]) -> dict[str, Any]:
+    return {e["name"]: e.get("value", e.get("valueFrom")) for e in container(objects)["env"]}
+
+
+def rules_of_the_operator(objects: list[Json]) -> list[Json]:
+    """Of all roles that are bound to its ServiceAccount."""
+    bound = {
+        (binding["roleRef"]["kind"], binding["roleRef"]["name"])
+        for binding in objects
+        if binding["kind"] in ("RoleBinding", "ClusterRoleBinding")
+    }
+    return [rule for o in objects if (o["kind"], o["metadata"]["name"]) in bound for rule in o["rules"]]
+
+
+def test_lint_finds_nothing(helm: Helm) -> None:
+    assert "0 chart(s) failed" in helm.ok("lint", "--strict", str(CHART))
+
+
+def test_the_objects_are_the_expected_ones(helm: Helm) -> None:
+    assert {o["kind"] for o in helm.template()} == EXPECTED
+
+
+def test_the_definition_of_trtmodel_comes_with_the_chart(helm: Helm) -> None:
+    assert "name: trtmodels.trtmodel.io" in helm.ok("show", "crds", str(CHART))
+
+
+def test_everything_lies_in_the_namespace_of_the_release(helm: Helm) -> None:
+    for o in helm.template():
+        assert o["metadata"].get("namespace") == (None if o["kind"].startswith("Cluster") else "ops")
+
+
+def test_every_container_has_requests_and_limits(helm: Helm) -> None:
+    for bound in ("requests", "limits"):
+        assert set(container(helm.template())["resources"][bound]) == {"cpu", "memory"}
+
+
+def test_probes_ask_for_progress_and_give_five_seconds(helm: Helm) -> None:
+    found = container(helm.template())
+    ports = {port["name"]: port["containerPort"] for port in found["ports"]}
+    assert ports == {"probes": 8080, "metrics": 9090}
+    for probe, path in {"startupProbe": "/livez", "livenessProbe": "/livez", "readinessProbe": "/readyz"}.items():
+        assert found[probe]["httpGet"] == {"path": path, "port": "probes"}
+        assert found[probe]["timeoutSeconds"] == 5
+
+
+def test_the_pod_is_restricted_as_the_pod_security_standard_wants_it(helm: Helm) -> None:
+    objects = helm.template()
+    pod = one(objects, "Deployment")["spec"]["template"]["spec"]
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["runAsUser"] > 0
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert container(objects)["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+
+
+def test_the_operator_is_told_everything_by_its_environment(helm: Helm) -> None:
+    found = environment(helm.template('worker.image="localhost/trtmodel-worker:abc"', 'logLevel="DEBUG"'))
+    assert found == {
+        "POD_NAME": {"fieldRef": {"fieldPath": "metadata.name"}},
+        "TRTMODEL_NAMESPACE": {"fieldRef": {"fieldPath": "metadata.namespace"}},
+        "TRTMODEL_WATCH_NAMESPACES": "",
+        "TRTMODEL_WORKER_IMAGE": "localhost/trtmodel-worker:abc",
+        "TRTMODEL_KEY_SECRET": "trtmodel-operator-signing",
+        "TRTMODEL_LEASE_NAME": "trtmodel-operator",
+        "TRTMODEL_HTTP_PORT": "8080",
+        "TRTMODEL_METRICS_PORT": "9090",
+        "TRTMODEL_LOG_LEVEL": "DEBUG",
+    }
+
+
+def test_image_and_worker_image_follow_the_version_of_the_chart(helm: Helm) -> None:
+    objects = helm.template()
+    version = one(objects, "Deployment")["metadata"]["labels"]["app.kubernetes.io/version"]
+    assert container(objects)["image"] == f"trtmodel-operator:{version}"
+    assert environment(objects)["TRTMODEL_WORKER_IMAGE"] == f"trtmodel-worker:{version}"
+
+
+def test_a_digest_goes_before_a_tag(helm: Helm) -> None:
+    digest = "sha256:" + "ab" * 32
+    assert container(helm.template('image.tag="x"', f'image.digest="{digest}"'))["image"].endswith(f"operator@{digest}")
+
+
+def test_two_releases_have_different_names(helm: Helm) -> None:
+    names = [{(o["kind"], o["metadata"]["name"]) for o in helm.template(release=r)} for r in ("one", "two")]
+    assert not names[0] & names[1]
+
+
+def test_no_right_on_secrets_but_the_key_pair_of_the_operator(helm: Helm) -> None:
+    secrets = [
+        (o["kind"], o["metadata"].get("namespace"), rule.get("resourceNames"), set(rule["verbs"]))
+        for o in helm.template()
+        for rule in o.get("rules", [])
+        if {"secrets", "*"} & set(rule["resources"])
+    ]
+    assert secrets == [
+        ("Role", "ops", None, {"create"}),
+        ("Role", "ops", ["trtmodel-operator-signing"], {"get", "update", "patch"}),
+    ]
+
+
+def test_the_operator_never_writes_a_spec(helm: Helm) -> None:
+    for rule in rules_of_the_operator(helm.template()):
+        if "trtmodels" in rule["resources"]:
+            assert not WRITE & set(rule["verbs"])
+
+
+def test_no_rule_has_a_wildcard(helm: Helm) -> None:
+    for o in helm.template():
+        for rule in o.get("rules", []):
+            assert "*" not in [*rule["apiGroups"], *rule["resources"], *rule["verbs"]]
+
+
+def test_pods_are_only_looked_at(helm: Helm) -> None:
+    verbs = [set(r["verbs"]) for r in rules_of_the_operator(helm.template()) if "pods" in r["resources"]]
+    assert verbs == [{"get", "list", "watch"}]
+
+
+def test_with_named_namespaces_the_operator_has_no_right_elsewhere(helm: Helm) -> None:
+    objects = helm.template('watchNamespaces=["ml","vision"]')
+    assert not [o for o in objects if o["kind"] == "ClusterRoleBinding"]
+    models = [o for o in objects if o["kind"] == "RoleBinding" and o["metadata"]["name"].endswith("-models")]
+    assert [o["metadata"]["namespace"] for o in models] == ["ml", "vision"]
+    assert all(o["subjects"][0]["namespace"] == "ops" for o in models)
+    assert environment(objects)["TRTMODEL_WATCH_NAMESPACES"] == "ml,vision"
+    everywhere = [o["rules"] for o in helm.template() if o["metadata"]["name"] == "trtmodel-operator" and "rules" in o]
+    here = [o["rules"] for o in objects if o["kind"] == "Role" and o["metadata"]["name"].endswith("-models")]
+    assert here == everywhere * 2
+
+
+def test_without_rbac_there_are_no_roles(helm: Helm) -> None:
+    assert {o["kind"] for o in helm.template("rbac.create=false")} == {"ServiceAccount", "Deployment"}
+
+
+def test_an_account_of_ones_own_is_used_and_not_made(helm: Helm) -> None:
+    objects = helm.template('serviceAccount={"create":false,"name":"mine"}')
+    assert "ServiceAccount" not in {o["kind"] for o in objects}
+    assert one(objects, "Deployment")["spec"]["template"]["spec"]["serviceAccountName"] == "mine"
+    assert one(objects, "ClusterRoleBinding")["subjects"][0]["name"] == "mine"
+
+
+def test_labels_of_ones_own_do_not_replace_the_selector(helm: Helm) -> None:
+    spec = one(helm.template('podLabels={"team":"ml"}'), "Deployment")["spec"]
+    labels = spec["template"]["metadata"]["labels"]
+    assert labels["team"] == "ml"
+    assert spec["selector"]["matchLabels"].items() <= labels.items()
+
+
+def test_scheduling_settings_arrive(helm: Helm) -> None:
+    objects = helm.template(
+        'nodeSelector={"pool":"system"}', 'tolerations=[{"operator":"Exists"}]', 'affinity={"nodeAffinity":{}}',
+        'priorityClassName="high"', 'imagePullSecrets=[{"name":"registry"}]', 'podAnnotations={"a":"b"}',
+    )  # fmt: skip
+    template = one(objects, "Deployment")["spec"]["template"]
+    assert template["metadata"]["annotations"] == {"a": "b"}
+    assert template["spec"]["nodeSelector"] == {"pool": "system"}
+    assert template["spec"]["tolerations"] == [{"operator": "Exists"}]
+    assert template["spec"]["affinity"] == {"nodeAffinity": {}}
+    assert template["spec"]["priorityClassName"] == "high"
+    assert template["spec"]["imagePullSecrets"] == [{"name": "registry"}]
+
+
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        ("replica=2", "replica"),
+        ("replicas=-1", "replicas"),
+        ('replicas="2"', "replicas"),
+        ('logLevel="verbose"', "logLevel"),
+        ('image.repository=""', "repository"),
+        ('image.digest="sha256:1"', "digest"),
+        ('image.pullPolicy="Sometimes"', "pullPolicy"),
+        ('worker.image="a b"', "image"),
+        ('watchNamespaces="ml"', "watchNamespaces"),
+        ('watchNamespaces=["ML"]', "watchNamespaces"),
+        ('watchNamespaces=["ml","ml"]', "watchNamespaces"),
+        ("ports.probes=80", "probes"),
+        ('resources={"requests":{"cpu":"1","memory":"1Gi"},"limits":null}', "limits"),
+        ('resources.limits={"cpu":"1","memory":null}', "memory"),
+        ('keySecret="A_b"', "keySecret"),
+    ],
+)
+def test_values_that_mean_nothing_are_refused(helm: Helm, setting: str, says: str) -> None:
+    assert says in helm.refusal(setting)
