@@ -1,7 +1,8 @@
 """Documents as frozen dataclasses, with one canonical JSON form.
 
-Field names are camelCase in JSON. Canonical means: keys sorted, no spaces, UTF-8 as it is, no NaN. The bytes are
-the same on every Python version and for every insertion order, so that they can be hashed and signed.
+Field names are camelCase in JSON. Canonical means: keys sorted, no spaces, UTF-8 as it is, no NaN, whole numbers
+without a fraction. The bytes are the same on every Python version and for every insertion order, and equal documents
+have equal bytes, so that they can be hashed and signed.
 
 A document carries `schema` (``trtmodel.io/<kind>/v<n>``). Within one version a reader ignores fields that it does
 not know (an older worker under a newer operator) and refuses one that is missing.
@@ -15,6 +16,7 @@ import functools
 import hashlib
 import json
 import math
+import re
 import types
 import typing
 from collections.abc import Mapping
@@ -22,13 +24,18 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+_EXACT = 2.0**53  # below it every whole number is a float and every float a whole number
+_WHOLE = re.compile(r"0|-?[1-9][0-9]{0,18}")
+_SHOWN = 80  # characters of foreign data that an error repeats
+
 
 class DocumentError(ValueError):
     """The bytes are not the document that was expected. The text names the field and what was found there."""
 
 
 def canonical(value: Any) -> bytes:
-    """The one JSON form of plain data. Raises ValueError for NaN and infinities, which JSON does not have."""
+    """The one JSON form of plain data. Raises ValueError for NaN and infinities, which JSON does not have, and for
+    text that is no Unicode (half of a surrogate pair, as in a file name that is no UTF-8)."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
 
 
@@ -51,6 +58,10 @@ def encode(value: Any, *, omit_defaults: bool = False) -> Any:
         return {str(k): encode(v, omit_defaults=omit_defaults) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
         return [encode(v, omit_defaults=omit_defaults) for v in value]
+    if isinstance(value, float) and value.is_integer() and abs(value) < _EXACT:
+        return int(
+            value
+        )  # 1 and 1.0 are equal: a document that was written as one and read as the other keeps its hash
     return value
 
 
@@ -74,7 +85,7 @@ def loads(cls: type[T], data: bytes | str) -> T:
     found = raw.get("schema") if isinstance(raw, dict) else None
     if found != expected:
         raise DocumentError(
-            f"expected a document of schema {expected}, found {found!r}: its writer has another version"
+            f"expected a document of schema {expected}, found {_shown(found)}: its writer has another version"
         )
     return decode(cls, raw)
 
@@ -119,17 +130,16 @@ def _decode(kind: Any, data: Any, where: str) -> Any:
         try:
             return kind(data)
         except ValueError as e:
-            raise DocumentError(f"{where}: {data!r} is none of {', '.join(str(m.value) for m in kind)}") from e
+            raise DocumentError(f"{where}: {_shown(data)} is none of {', '.join(str(m.value) for m in kind)}") from e
     return _decode_scalar(kind, data, where)
 
 
 def _decode_key(kind: Any, key: str, where: str) -> Any:
     if kind is not int:
         return key
-    try:
-        return int(key)
-    except ValueError as e:
-        raise DocumentError(f"{where}: the key {key!r} is not a whole number") from e
+    if not _WHOLE.fullmatch(key):  # int() also takes " 3", "+3", "1_0" and digits of other scripts
+        raise DocumentError(f"{where}: the key {_shown(key)} is not a whole number")
+    return int(key)
 
 
 def _decode_union(kinds: list[Any], data: Any, where: str) -> Any:
@@ -160,12 +170,24 @@ def _decode_dataclass(cls: type, data: Any, where: str) -> Any:
 
 def _decode_scalar(kind: Any, data: Any, where: str) -> Any:
     if kind is float and isinstance(data, int) and not isinstance(data, bool):
-        return float(data)
+        data = _to_float(data)
     if not isinstance(data, kind) or (isinstance(data, bool) and kind is not bool):
         raise DocumentError(f"{where}: expected {kind.__name__}, found {_kind(data)}")
     if kind is float and not math.isfinite(data):
         raise DocumentError(f"{where}: {data} is not a finite number")
     return data
+
+
+def _to_float(number: int) -> float:
+    try:
+        return float(number)
+    except OverflowError:
+        return math.inf
+
+
+def _shown(data: Any) -> str:
+    text = repr(data)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 def _kind(data: Any) -> str:

@@ -19,6 +19,8 @@ def bucket_index(seconds: float) -> int:
     """Index of the bucket that holds `seconds`: the bucket i spans (upper(i - 1), upper(i)]."""
     if seconds <= FIRST_SECONDS:
         return 0
+    if not math.isfinite(seconds):
+        return LAST_INDEX
     return min(LAST_INDEX, math.ceil(math.log(seconds / FIRST_SECONDS) / _LOG_GROWTH - 1e-9))
 
 
@@ -45,7 +47,7 @@ def quantile(histogram: Mapping[int, int], q: float) -> float | None:
     total = count(histogram)
     if not total:
         return None
-    rank, seen = max(1, math.ceil(q * total)), 0
+    rank, seen = max(1, math.ceil(q * total - 1e-9)), 0
     for index in sorted(histogram):
         seen += histogram[index]
         if seen >= rank:

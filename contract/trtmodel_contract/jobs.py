@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from trtmodel_contract.codec import dumps
+from trtmodel_contract.codec import canonical, dumps
 from trtmodel_contract.gate import GateFigures, Task, Thresholds
-from trtmodel_contract.identity import EngineSettings, LoadKey, ModelRef, Storage
+from trtmodel_contract.identity import EngineSettings, LoadKey, ModelRef, Storage, short_hash
 from trtmodel_contract.manifest import TensorSpec
 
 TASK_ENV = "TRTMODEL_TASK"
 TERMINATION_MESSAGE_BYTES = 4096  # the kubelet cuts what is longer, and cut JSON is no JSON
+MESSAGE_BYTES = 700  # what a message keeps of itself where not everything fits
 CREDENTIALS_DIR_ENV = "TRTMODEL_CREDENTIALS_DIR"  # a mounted Secret: files accessKeyId and secretAccessKey
 
 
@@ -137,22 +139,54 @@ class JobResult:
     build: BuildResult | None = None
 
     def to_termination_message(self) -> bytes:
-        """At most 4,096 bytes: first the message is cut, then tensors and found artifacts are left out (the operator
-        then builds what it might have reused, which is slow but right)."""
-        for candidate in (self, *self._shorter()):
+        """At most 4,096 bytes, whatever is in it. What does not fit goes in this order: the end of the message, all
+        but the worst output of each check, tensors, found artifacts (the operator then builds what it might have
+        reused, which is slow but right)."""
+        for candidate in self._ever_shorter():
             data = dumps(candidate)
             if len(data) <= TERMINATION_MESSAGE_BYTES:
                 return data
-        raise ValueError("a result without message, tensors and artifacts is longer than 4,096 bytes")
+        raise AssertionError("the last of them has only a reason and a short message")
 
-    def _shorter(self) -> tuple[JobResult, ...]:
-        brief = dataclasses.replace(self, message=self.message[:700])
-        if self.resolve is None:
-            return (brief, dataclasses.replace(self, message=self.message[:200]))
-        bare = dataclasses.replace(self.resolve, inputs=(), outputs=())
-        return (
+    def _ever_shorter(self) -> Iterator[JobResult]:
+        # Messages quote paths and foreign errors: half a surrogate pair (a file name that is no UTF-8) cannot be sent.
+        whole = dataclasses.replace(self, message=self.message.encode("utf-8", "replace").decode())
+        yield whole
+        brief = dataclasses.replace(whole, message=_cut(whole.message, MESSAGE_BYTES))
+        yield brief
+        brief = dataclasses.replace(
             brief,
-            dataclasses.replace(brief, resolve=bare),
-            dataclasses.replace(brief, resolve=dataclasses.replace(bare, found=bare.found[:3])),
-            dataclasses.replace(brief, resolve=dataclasses.replace(bare, found=())),
+            resolve=brief.resolve and dataclasses.replace(brief.resolve, found=_brief(brief.resolve.found)),
+            build=brief.build and dataclasses.replace(brief.build, artifact=_brief((brief.build.artifact,))[0]),
         )
+        yield brief
+        if brief.resolve is not None:
+            bare = dataclasses.replace(brief.resolve, inputs=(), outputs=())
+            for found in (bare.found, bare.found[:3], bare.found[:1], ()):
+                yield dataclasses.replace(brief, resolve=dataclasses.replace(bare, found=found))
+        what = "The result does not fit into the 4,096 bytes of a termination message: a name in it is far too long. "
+        yield JobResult(Reason.INTERNAL, what + _cut(whole.message, MESSAGE_BYTES))
+
+
+def _brief(found: tuple[FoundArtifact, ...]) -> tuple[FoundArtifact, ...]:
+    return tuple(dataclasses.replace(f, figures=f.figures and _brief_figures(f.figures)) for f in found)
+
+
+def _brief_figures(figures: GateFigures) -> GateFigures:
+    outputs = {_brief_name(name): output for name, output in figures.worst().outputs.items()}
+    return dataclasses.replace(figures, outputs=outputs, shapes_checked=figures.shapes_checked[:16])
+
+
+def _brief_name(name: str) -> str:
+    """Long names keep their end, which tells outputs apart, and a hash, so that no two become one."""
+    return name if len(name) <= 60 else f"{short_hash(name)}...{_cut(name[-40:], 100)}"
+
+
+def _cut(text: str, limit: int) -> str:
+    """As much of `text` as takes `limit` bytes in JSON, where a control character takes six and an emoji four."""
+    size = 0
+    for i, character in enumerate(text):
+        size += len(canonical(character)) - 2
+        if size > limit:
+            return text[:i]
+    return text
