@@ -1,0 +1,186 @@
+"""Load a plan and run it: one session, shared by all lanes (ONNX Runtime's Run is thread-safe), each lane with its own
+binding, so that outputs land where the caller wants them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+from onnxruntime.capi import onnxruntime_pybind11_state as status
+from trtmodel_contract.identity import Profile
+from trtmodel_contract.manifest import TensorSpec
+
+from trtmodel_worker.engines.base import (
+    Allocate,
+    Array,
+    CannotLoad,
+    EngineError,
+    InvalidInput,
+    OutOfMemory,
+    Recoverable,
+)
+
+DATATYPES: dict[str, tuple[str, np.dtype[Any]]] = {
+    "tensor(float)": ("FP32", np.dtype(np.float32)),
+    "tensor(float16)": ("FP16", np.dtype(np.float16)),
+    "tensor(double)": ("FP64", np.dtype(np.float64)),
+    "tensor(int8)": ("INT8", np.dtype(np.int8)),
+    "tensor(int16)": ("INT16", np.dtype(np.int16)),
+    "tensor(int32)": ("INT32", np.dtype(np.int32)),
+    "tensor(int64)": ("INT64", np.dtype(np.int64)),
+    "tensor(uint8)": ("UINT8", np.dtype(np.uint8)),
+    "tensor(uint16)": ("UINT16", np.dtype(np.uint16)),
+    "tensor(uint32)": ("UINT32", np.dtype(np.uint32)),
+    "tensor(uint64)": ("UINT64", np.dtype(np.uint64)),
+    "tensor(bool)": ("BOOL", np.dtype(np.bool_)),
+}
+_INPUT_WORDS = ("out of data bounds", "INVALID_ARGUMENT")  # such as an id beyond an embedding's rows
+_ALLOCATION_WORDS = ("failed to allocate memory", "bad_alloc", "out of memory")
+
+
+def session_options(threads: int, level: ort.GraphOptimizationLevel) -> ort.SessionOptions:
+    """Options of every session here: sequential, no spinning (a spinning pool takes the CPU from its neighbours)."""
+    options = ort.SessionOptions()
+    options.graph_optimization_level = level
+    options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.add_session_config_entry("session.inter_op.allow_spinning", "0")
+    options.log_severity_level = 4  # errors are raised; printed too, one bad client fills the log
+    return options
+
+
+class OnnxEngine:
+    """An optimised graph in this process. Raises CannotLoad."""
+
+    def __init__(self, plan: memoryview, profiles: tuple[Profile, ...], threads: int) -> None:
+        self._profiles = profiles
+        options = session_options(threads, ort.GraphOptimizationLevel.ORT_DISABLE_ALL)
+        try:
+            self._session = ort.InferenceSession(bytes(plan), options, providers=["CPUExecutionProvider"])
+        except Exception as e:
+            raise CannotLoad(f"ONNX Runtime {ort.__version__} does not load the plan: {e}") from e
+        self.inputs = tuple(_spec(node) for node in self._session.get_inputs())
+        self.outputs = tuple(_spec(node) for node in self._session.get_outputs())
+
+    def create_lane(self) -> OnnxLane:
+        return OnnxLane(self._session, self._profiles)
+
+
+class OnnxLane:
+    """Runs one batch at a time."""
+
+    def __init__(self, session: ort.InferenceSession, profiles: tuple[Profile, ...]) -> None:
+        self._session, self._profiles = session, profiles
+        self._inputs = {node.name: node.shape for node in session.get_inputs()}
+        self._dtypes = {node.name: DATATYPES[node.type][1] for node in session.get_inputs()}
+        self._outputs = [(node.name, DATATYPES[node.type][1], node.shape) for node in session.get_outputs()]
+        self._foreseen = True
+
+    def run(self, inputs: Mapping[str, Array], allocate: Allocate) -> Mapping[str, Array]:
+        """See the Lane protocol. `allocate` is called again for an output only if the graph lies about its shape."""
+        self._check(inputs)
+        shapes = self._foresee(inputs) if self._foreseen else None
+        if shapes is not None:
+            buffers = {name: allocate(name, dtype, shapes[name]) for name, dtype, _ in self._outputs}
+            if self._run_into(inputs, buffers):
+                return buffers
+        return self._run_and_copy(inputs, allocate)
+
+    def _foresee(self, inputs: Mapping[str, Array]) -> dict[str, tuple[int, ...]] | None:
+        """The outputs' shapes as the graph states them: fixed, or named after a dimension of an input."""
+        named: dict[str, int] = {}
+        for name, dimensions in self._inputs.items():
+            if name in inputs:
+                named.update((d, n) for d, n in zip(dimensions, inputs[name].shape, strict=False) if isinstance(d, str))
+        shapes = {}
+        for name, _, dimensions in self._outputs:
+            sizes = [named.get(d) if isinstance(d, str) else d for d in dimensions]
+            if any(size is None for size in sizes):
+                return None
+            shapes[name] = tuple(size for size in sizes if size is not None)
+        return shapes
+
+    def _run_into(self, inputs: Mapping[str, Array], buffers: Mapping[str, Array]) -> bool:
+        """False if the graph's statement about its outputs' shapes was wrong: never foreseen again."""
+        binding = self._bound(inputs)
+        for name, buffer in buffers.items():
+            binding.bind_output(name, "cpu", 0, buffer.dtype, buffer.shape, buffer.ctypes.data)
+        try:
+            self._session.run_with_iobinding(binding)
+        except Exception as e:
+            text = str(e)
+            if "shape" in text.lower() and ("OrtValue" in text or "pre-allocated" in text or "preallocated" in text):
+                self._foreseen = False
+                return False
+            raise classify(e) from e
+        return True
+
+    def _run_and_copy(self, inputs: Mapping[str, Array], allocate: Allocate) -> Mapping[str, Array]:
+        binding = self._bound(inputs)
+        for name, _, _ in self._outputs:
+            binding.bind_output(name, "cpu")
+        try:
+            self._session.run_with_iobinding(binding)
+            values = binding.copy_outputs_to_cpu()
+        except Exception as e:
+            raise classify(e) from e
+        buffers = {}
+        for (name, dtype, _), value in zip(self._outputs, values, strict=True):
+            buffers[name] = allocate(name, dtype, value.shape)
+            np.copyto(buffers[name], value, casting="no")
+        return buffers
+
+    def _check(self, inputs: Mapping[str, Array]) -> None:
+        """The caller has checked them; ONNX Runtime reports what slipped through as a failure of the engine."""
+        unknown, missing = inputs.keys() - self._inputs.keys(), self._inputs.keys() - inputs.keys()
+        if unknown or missing:
+            text = f"unknown inputs {sorted(unknown)}" if unknown else f"missing inputs {sorted(missing)}"
+            raise InvalidInput(f"{text}: the model has {sorted(self._inputs)}")
+        for name, array in inputs.items():
+            wanted = self._inputs[name]
+            if array.dtype != self._dtypes[name]:
+                raise InvalidInput(f"input {name!r} is {array.dtype}, the model takes {self._dtypes[name]}")
+            fits = array.ndim == len(wanted) and all(
+                not isinstance(want, int) or want == got for want, got in zip(wanted, array.shape, strict=True)
+            )
+            if not fits:
+                raise InvalidInput(f"input {name!r} is of shape {list(array.shape)}, the model takes {wanted}")
+        if self._profiles and not any(_within(inputs, profile) for profile in self._profiles):
+            shapes = {name: list(array.shape) for name, array in inputs.items()}
+            raise InvalidInput(f"shapes {shapes} are outside of every profile")
+
+    def _bound(self, inputs: Mapping[str, Array]) -> ort.IOBinding:
+        binding = self._session.io_binding()
+        for name, array in inputs.items():
+            binding.bind_cpu_input(name, array)
+        return binding
+
+
+def _within(inputs: Mapping[str, Array], profile: Profile) -> bool:
+    return all(
+        low <= got <= high
+        for name, allowed in profile.inputs.items()
+        if name in inputs
+        for low, got, high in zip(allowed.min, inputs[name].shape, allowed.max, strict=False)
+    )
+
+
+def classify(error: Exception) -> EngineError:
+    """ONNX Runtime's exception as the class that decides what happens next."""
+    text = str(error)
+    if isinstance(error, MemoryError) or any(words in text.lower() for words in _ALLOCATION_WORDS):
+        return OutOfMemory(text)
+    if isinstance(error, status.InvalidArgument) or any(words in text for words in _INPUT_WORDS):
+        return InvalidInput(text)
+    return Recoverable(text)
+
+
+def _spec(node: Any) -> TensorSpec:
+    if node.type not in DATATYPES:
+        raise CannotLoad(f"tensor {node.name!r} is of {node.type}, which this worker does not serve")
+    shape = tuple(d if isinstance(d, int) else -1 for d in node.shape)
+    return TensorSpec(node.name, DATATYPES[node.type][0], shape)
