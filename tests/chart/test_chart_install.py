@@ -30,8 +30,11 @@ class Release:
         )  # fmt: skip
 
     def may(self, verb: str, what: str, namespace: str) -> bool:
+        """`what`: a resource or resource/name, and --subresource=... where one is meant."""
         account = f"system:serviceaccount:{self.namespace}:{self.name}-trtmodel-operator"
-        answer = self.kubectl("auth", "can-i", verb, what, "--as", account, "--namespace", namespace).stdout.strip()
+        answer = self.kubectl(
+            "auth", "can-i", verb, *what.split(), "--as", account, "--namespace", namespace
+        ).stdout.strip()
         assert answer in ("yes", "no"), answer
         return answer == "yes"
 
@@ -54,8 +57,8 @@ def release(helm: Helm, cluster_environment: Mapping[str, str]) -> Iterator[Rele
     [
         ("get", "trtmodels.trtmodel.io"),
         ("watch", "trtmodels.trtmodel.io"),
-        ("patch", "trtmodels.trtmodel.io/status"),
-        ("update", "trtmodels.trtmodel.io/finalizers"),
+        ("patch", "trtmodels.trtmodel.io --subresource=status"),
+        ("update", "trtmodels.trtmodel.io --subresource=finalizers"),
         ("create", "jobs.batch"),
         ("delete", "jobs.batch"),
         ("patch", "deployments.apps"),
@@ -79,7 +82,7 @@ def test_the_operator_may_do_its_work_in_every_namespace(release: Release, verb:
         ("patch", "trtmodels.trtmodel.io"),
         ("delete", "trtmodels.trtmodel.io"),
         ("delete", "pods"),
-        ("create", "pods/exec"),
+        ("create", "pods --subresource=exec"),
         ("create", "rolebindings.rbac.authorization.k8s.io"),
         ("list", "nodes"),
     ],

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from chart_helm import CHART, Helm, Json, one
+from trtmodel_operator.settings import from_environment
 
 EXPECTED = {"ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding", "Deployment"}
 WRITE = {"create", "update", "patch", "delete", "deletecollection", "*"}
@@ -90,6 +91,19 @@ def test_the_operator_is_told_everything_by_its_environment(helm: Helm) -> None:
     }
 
 
+def test_the_operator_understands_its_environment(helm: Helm) -> None:
+    rendered = environment(helm.template('watchNamespaces=["ml","vision"]'))
+    told = {name: value if isinstance(value, str) else "from-the-pod" for name, value in rendered.items()}
+    settings = from_environment(told)
+    assert settings.watch_namespaces == ("ml", "vision")
+    assert (settings.http_port, settings.metrics_port) == (8080, 9090)
+    assert settings.key_secret == "trtmodel-operator-signing"
+
+
+def test_services_of_the_namespace_do_not_reach_the_environment(helm: Helm) -> None:
+    assert one(helm.template(), "Deployment")["spec"]["template"]["spec"]["enableServiceLinks"] is False
+
+
 def test_image_and_worker_image_follow_the_version_of_the_chart(helm: Helm) -> None:
     objects = helm.template()
     version = one(objects, "Deployment")["metadata"]["labels"]["app.kubernetes.io/version"]
@@ -116,7 +130,7 @@ def test_no_right_on_secrets_but_the_key_pair_of_the_operator(helm: Helm) -> Non
     ]
     assert secrets == [
         ("Role", "ops", None, {"create"}),
-        ("Role", "ops", ["trtmodel-operator-signing"], {"get", "update", "patch"}),
+        ("Role", "ops", ["trtmodel-operator-signing"], {"get", "update"}),
     ]
 
 
