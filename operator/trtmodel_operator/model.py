@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from trtmodel_contract.control import Report, Role
 from trtmodel_contract.gate import Task, Thresholds
-from trtmodel_contract.identity import EngineSettings, LoadKey, ModelRef, Storage
+from trtmodel_contract.identity import EngineSettings, ModelRef, Storage
 from trtmodel_contract.jobs import BuildTask, FoundArtifact, JobResult, ResolveTask
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -120,10 +120,11 @@ class Spec:
 
 @dataclass(frozen=True)
 class Artifact:
-    """One engine of a revision on one target. `verdict_text` is the gate's sentence when it was accepted."""
+    """One engine of a revision on one target. `load_key` is the key's text, which is all that a boot pointer keeps of
+    it. `verdict_text` is the gate's sentence when it was accepted."""
 
     target: str
-    load_key: LoadKey
+    load_key: str
     manifest_digest: str
     driver: str = ""
     verdict_text: str = ""
@@ -150,11 +151,13 @@ class Resolved:
 
 @dataclass(frozen=True)
 class Built:
-    """An engine that exists in the bucket, with its gate figures. Judged anew with today's thresholds."""
+    """An engine that exists in the bucket, with its gate figures. Judged anew with today's thresholds. `gate` is the
+    hash of the data set, task and number of samples that the figures were measured with."""
 
     revision: str
     target: str
     artifact: FoundArtifact
+    gate: str
 
 
 @dataclass(frozen=True)
@@ -168,18 +171,27 @@ class Failure:
 
 @dataclass(frozen=True)
 class StepMemory:
-    """The step in hand. `held` counts seconds during which the operator watched; `seen_at` is the last look.
-    `extended` counts seconds after the hold while the verdict was not yet Pass. `fails` = successive failing looks
-    at the latency (two are needed)."""
+    """The step in hand. An `index` equal to the number of steps is the last preparation, of all workers.
+
+    `plan` is the hash of the steps: an edited plan starts again. `began_at` is when the step began. `members` is the
+    hash of the workers that were routed to the candidate when `routed` became true: other members mean a new window.
+    `held` counts the seconds during which the operator watched all members serve the candidate; `seen_at` is the last
+    look at the figures (0 = no worker was routed yet), whose `verdict` and `figures` (a sentence for people) are kept,
+    so that status changes with the looks and not with every pass. `fails` counts successive looks that failed for the
+    latency (two are needed). `baseline` is the window before the rollout: what a fleet of one is compared with.
+    """
 
     index: int
-    plan: str  # hash of the steps: an edited plan starts again
-    window: str
+    plan: str
+    began_at: float
+    members: str = ""
     routed: bool = False
     held: float = 0.0
     seen_at: float = 0.0
     fails: int = 0
-    fresh_until: float = 0.0  # after a gap in observation: held must reach this before the step can pass
+    baseline: str = ""
+    verdict: str = ""
+    figures: str = ""
 
 
 @dataclass(frozen=True)
@@ -202,8 +214,10 @@ class Platform:
 
 @dataclass(frozen=True)
 class HistoryEntry:
+    """One finished rollout, newest first in the history."""
+
     revision: str
-    outcome: str  # Promoted | RolledBack | GateFailed | Rejected | Superseded
+    outcome: str  # Promoted | RolledBack | GateFailed | Aborted | Superseded
     reason: str
     at: str  # RFC 3339, seconds
     digests: tuple[str, ...] = ()
@@ -212,7 +226,14 @@ class HistoryEntry:
 @dataclass(frozen=True)
 class Memory:
     """Written to .status.rollout with a precondition before any effect. `sequence` rises with every change of what
-    workers should do (`plan` is the hash of it): together with the uid it is the fence."""
+    workers should do (`plan` is the hash of it): together with the uid it is the fence.
+
+    `window` is the id under which workers count attempts now. `stable_resolved` is what `resolved` was when stable
+    was promoted: a spec that goes back to it needs no Job. `attempt` counts the retries that a person asked for,
+    `resolve_counter` the refreshes, `source_changes` the sources that changed under a build without one succeeding.
+    `waiting` is what the progress deadline counts for (another word starts the clock again), `waited` the observed
+    seconds of it, `waited_at` when it was looked at last. `command` is the text of the last one that was taken.
+    """
 
     sequence: int = 0
     plan: str = ""
@@ -220,7 +241,9 @@ class Memory:
     candidate: Deployed | None = None
     standby: Deployed | None = None
     resolved: Resolved | None = None
+    stable_resolved: Resolved | None = None
     resolve_counter: int = 0
+    source_changes: int = 0
     attempt: int = 0
     built: tuple[Built, ...] = ()
     failure: Failure | None = None
@@ -229,7 +252,7 @@ class Memory:
     platform: Platform | None = None
     command: str = ""
     window: str = ""
-    waiting: str = ""  # what the progress deadline counts for; another word starts the clock again
+    waiting: str = ""
     waited: float = 0.0
     waited_at: float = 0.0
     history: tuple[HistoryEntry, ...] = ()
@@ -268,8 +291,9 @@ class ObservedJob:
 
 @dataclass(frozen=True)
 class ObservedWorker:
-    """A worker pod. `report` is None if it could not be asked; then `silence` says why: it is unknown, not healthy.
-    `restarts` of its container; `trouble` as for jobs."""
+    """A worker pod that has not ended (an evicted one is no worker). `report` is None if it could not be asked; then
+    `silence` says why: it is unknown, not healthy. `restarts` of its container, `restarted_at` when the last one that
+    died ended (lastState.terminated.finishedAt); `trouble` as for jobs."""
 
     pod: str
     uid: str
@@ -282,14 +306,15 @@ class ObservedWorker:
     report: Report | None = None
     silence: str = ""
     restarts: int = 0
+    restarted_at: float | None = None
     trouble: str = ""
     message: str = ""
 
 
 @dataclass(frozen=True)
 class ObservedWorkload:
-    """A worker Deployment. `observed` is false until the controller saw the newest generation. `fingerprint` is the
-    hash that we left in an annotation when we applied it: another one means that it must be applied again."""
+    """A worker Deployment. `fingerprint` is the hash that we left in an annotation when we applied it: another one
+    means that it must be applied again. `image` is that of its pods."""
 
     name: str
     target: str
@@ -297,17 +322,23 @@ class ObservedWorkload:
     replicas: int
     ready_replicas: int
     fingerprint: str
+    image: str = ""
     trouble: str = ""
     message: str = ""
 
 
 @dataclass(frozen=True)
 class ObservedPointer:
-    """A boot pointer as it lies in the cluster: `content` = hash of everything but the sequence."""
+    """A boot pointer as it lies in the cluster: `content` = hash of everything but the sequence and the signatures,
+    whose key ids are in `key_ids`. `stable` and `standby` are what it names (see manifests.read_pointer)."""
 
     name: str
     sequence: int
     content: str
+    stable: Deployed | None = None
+    standby: Deployed | None = None
+    key_ids: tuple[str, ...] = ()
+    published_key_ids: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -321,7 +352,9 @@ class Command:
 
 @dataclass(frozen=True)
 class Observed:
-    """One pass's facts. `now` in seconds since the epoch. `spec` is None when it cannot be read: `spec_error`."""
+    """One pass's facts. `now` in seconds since the epoch. `spec` is None when it cannot be read: `spec_error`.
+    `key_ids` are the operator's public keys of today, `published_key_ids` those in the ConfigMap that workers mount
+    (None: not looked at)."""
 
     now: float
     model: ModelRef
@@ -351,6 +384,7 @@ class CreateJob:
     kind: JobKind
     target: Target
     task: ResolveTask | BuildTask
+    image: str
 
 
 @dataclass(frozen=True)
@@ -435,6 +469,15 @@ class Situation:
 
 
 @dataclass(frozen=True)
+class Notice:
+    """Something that happened once, for an event: a command that was taken or not."""
+
+    reason: str
+    message: str
+    warning: bool = False
+
+
+@dataclass(frozen=True)
 class Decision:
     """`rule` is the name of the rule that decided. `requeue` in seconds; None = only when something happens."""
 
@@ -443,3 +486,4 @@ class Decision:
     actions: tuple[Action, ...]
     situation: Situation
     requeue: float | None = None
+    notices: tuple[Notice, ...] = ()
