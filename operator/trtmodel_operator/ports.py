@@ -8,6 +8,8 @@ from typing import Any, Protocol
 from trtmodel_contract.control import DesiredRequest, Report
 from trtmodel_contract.signing import Signature
 
+from trtmodel_operator.model import Decision, Memory
+
 Key = tuple[str, str]  # namespace, name
 Json = dict[str, Any]
 
@@ -16,12 +18,31 @@ class Conflict(Exception):
     """Somebody wrote the object since it was read: start over with fresh facts."""
 
 
+class ClusterError(Exception):
+    """A call to the Kubernetes API failed. Its text names verb, resource and cause. `status` is the HTTP status (0 if
+    there was no answer); `retry_after` is what the server asked for, in seconds (0 if nothing)."""
+
+    def __init__(self, verb: str, resource: str, cause: str, status: int = 0, retry_after: float = 0.0) -> None:
+        super().__init__(f"cannot {verb} {resource}: {cause}")
+        self.verb = verb
+        self.resource = resource
+        self.cause = cause
+        self.status = status
+        self.retry_after = retry_after
+
+
+class WorkerError(Exception):
+    """A worker could not be asked, or refused. The text is the cause, fit for a condition's message."""
+
+
 class Cluster(Protocol):
     """The Kubernetes API: every call bounded by a timeout; raises Conflict, or ClusterError for the rest."""
 
     async def get_model(self, key: Key) -> Json | None: ...
 
-    async def list_models(self) -> Sequence[Key]: ...
+    async def list_models(self) -> Mapping[Key, str]:
+        """Every TRTModel in the namespaces that are watched -> its resourceVersion."""
+        ...
 
     async def children(self, key: Key) -> Mapping[str, Sequence[Json]]:
         """Raw children by label, by kind: Job, Pod, Deployment, ConfigMap, Service. Always a live list."""
@@ -40,7 +61,7 @@ class Cluster(Protocol):
         ...
 
     async def create_job(self, manifest: Json) -> None:
-        """Create by a deterministic name: AlreadyExists is success."""
+        """Create by a deterministic name: AlreadyExists is success, if the Job is of the same TRTModel."""
         ...
 
     async def delete_job(self, key: Key, name: str) -> None:
@@ -63,12 +84,29 @@ class Workers(Protocol):
         """Raises WorkerError. A 409 is no error: the held fence is in the next report."""
         ...
 
+    def follow(self, key: Key, workers: Mapping[str, tuple[str, int]]) -> None:
+        """Enqueue `key` when one of these workers (uid -> address, report version that was seen) has news. Workers of
+        the key that are not named any more are no longer followed."""
+        ...
+
 
 class Signer(Protocol):
     def sign(self, payload: bytes) -> Signature: ...
 
     def public_keys(self) -> Mapping[str, str]:
         """Key id -> base64 of the raw public key; what workers may trust now."""
+        ...
+
+
+class Metrics(Protocol):
+    """What the reconciler counts. Called only after what is counted was persisted."""
+
+    def persisted(self, key: Key, before: Memory, decision: Decision) -> None:
+        """What changed between two memories, and where the model stands."""
+        ...
+
+    def forget(self, key: Key) -> None:
+        """The TRTModel is gone: its series are dropped."""
         ...
 
 

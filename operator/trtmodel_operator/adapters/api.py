@@ -1,0 +1,213 @@
+"""Plain JSON over the Kubernetes API: kubernetes.aio does configuration, TLS and tokens; documents stay dictionaries.
+
+Typed models would drop the fields that they do not know, and cost twenty times more to decode. The client wraps
+neither aiohttp's errors nor timeouts, so every failure is turned into one ClusterError here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+from urllib.parse import urlencode
+
+import aiohttp
+from kubernetes.aio import config as kubernetes_config
+from kubernetes.aio.client import ApiClient, ApiException, Configuration
+
+from trtmodel_operator.ports import ClusterError, Conflict, Json
+
+REQUEST_TIMEOUT = 15.0  # seconds, of one call, its wait for a connection included
+CONNECT_TIMEOUT = 5.0
+PAGE = 500  # objects of a list that come in one answer
+WRITES_PER_SECOND = 20.0
+WRITE_BURST = 40
+_ERROR_BYTES = 2000  # of an answer that is no Status object, what goes into the message
+
+OnCall = Callable[[str, str, str], None]  # verb, resource, code
+
+
+class TokenBucket:
+    """Lets through `rate` calls a second, and `burst` at once after a quiet time. First come, first served."""
+
+    def __init__(
+        self,
+        rate: float,
+        burst: int,
+        *,
+        now: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._rate, self._burst, self._now, self._sleep = rate, burst, now, sleep
+        self._tokens, self._at = float(burst), now()
+
+    async def take(self) -> None:
+        # The token is taken before the wait, into the negative: so the order of arrival is the order of leaving.
+        self._tokens = min(self._burst, self._tokens + (self._now() - self._at) * self._rate) - 1.0
+        self._at = self._now()
+        if self._tokens < 0:
+            await self._sleep(-self._tokens / self._rate)
+
+
+async def configuration() -> Configuration:
+    """The pod's service account; else the kubeconfig that KUBECONFIG names, else the default one."""
+    settings = Configuration()
+    try:
+        kubernetes_config.load_incluster_config(client_configuration=settings)
+    except kubernetes_config.ConfigException:
+        file = os.environ.get("KUBECONFIG")
+        await kubernetes_config.load_kube_config(file, client_configuration=settings, persist_config=False)
+    return settings
+
+
+class Api:
+    """One API server. Reads are not throttled; writes share a token bucket. Close it."""
+
+    def __init__(
+        self,
+        settings: Configuration,
+        *,
+        on_call: OnCall = lambda *_: None,
+        timeout: float = REQUEST_TIMEOUT,
+        bucket: TokenBucket | None = None,
+    ) -> None:
+        # A proxy for the outside world, set in the environment, must not carry the traffic to the API server.
+        settings.client_session_kwargs = {"trust_env": False}
+        self._client = ApiClient(settings)
+        self._client.user_agent = "trtmodel-operator"
+        self._on_call = on_call
+        self._timeout = aiohttp.ClientTimeout(total=timeout, connect=min(CONNECT_TIMEOUT, timeout))
+        self._bucket = bucket or TokenBucket(WRITES_PER_SECOND, WRITE_BURST)
+
+    async def close(self) -> None:
+        await self._client.close()
+
+    async def get(self, path: str) -> Json | None:
+        """None if there is no such object."""
+        try:
+            return await self._call("GET", path)
+        except ClusterError as e:
+            if e.status == 404:
+                return None
+            raise
+
+    async def list_all(self, path: str, selector: str = "") -> list[Json]:
+        """All pages. A list whose continuation expired in the middle is read again from its start, once."""
+        try:
+            return await self._pages(path, selector)
+        except ClusterError as e:
+            if e.status != 410:
+                raise
+        return await self._pages(path, selector)
+
+    async def create(self, path: str, body: Json, *, manager: str, throttled: bool = True) -> Json:
+        """Raises Conflict if it exists."""
+        return await self._write("POST", path, body, {"fieldManager": manager}, throttled=throttled)
+
+    async def replace(self, path: str, body: Json, *, manager: str, throttled: bool = True) -> Json:
+        """With metadata.resourceVersion as precondition: raises Conflict."""
+        return await self._write("PUT", path, body, {"fieldManager": manager}, throttled=throttled)
+
+    async def apply(self, path: str, body: Json, *, manager: str) -> Json:
+        """Server-side apply that takes over fields of others. Raises Conflict if `body` has a resourceVersion that is
+        not the current one."""
+        query = {"fieldManager": manager, "force": "true"}
+        return await self._write("PATCH", path, body, query, content_type="application/apply-patch+yaml")
+
+    async def delete(self, path: str) -> None:
+        """With everything that it owns, in the background. A missing object is success. Without the policy, the API
+        server would orphan the pods of a Job."""
+        try:
+            await self._write("DELETE", path, {"propagationPolicy": "Background"}, {})
+        except ClusterError as e:
+            if e.status != 404:
+                raise
+
+    async def _pages(self, path: str, selector: str) -> list[Json]:
+        items: list[Json] = []
+        query = {"limit": str(PAGE)} | ({"labelSelector": selector} if selector else {})
+        while True:
+            page = await self._call("GET", path, query=query)
+            # Items of a list carry neither kind nor apiVersion.
+            kind = str(page.get("kind", "")).removesuffix("List")
+            items += [{"apiVersion": page.get("apiVersion"), "kind": kind} | item for item in page.get("items") or ()]
+            following = (page.get("metadata") or {}).get("continue")
+            if not following:
+                return items
+            query = query | {"continue": following}
+
+    async def _write(
+        self,
+        method: str,
+        path: str,
+        body: Json,
+        query: Mapping[str, str],
+        *,
+        content_type: str = "application/json",
+        throttled: bool = True,
+    ) -> Json:
+        if throttled:
+            await self._bucket.take()
+        try:
+            return await self._call(method, path, body=body, query=query, content_type=content_type)
+        except ClusterError as e:
+            if e.status == 409:
+                raise Conflict(str(e)) from e
+            raise
+
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: Json | None = None,
+        query: Mapping[str, str] | None = None,
+        content_type: str = "application/json",
+    ) -> Json:
+        url = f"{path}?{urlencode(query)}" if query else path
+        headers = {"Accept": "application/json", "Content-Type": content_type}
+        code, status, retry_after = "error", 0, 0.0
+        try:
+            request = await self._client.param_serialize(
+                method, url, header_params=headers, body=body, auth_settings=["BearerToken"]
+            )
+            answer = await self._client.call_api(*request, _request_timeout=self._timeout)
+            data = await answer.read()
+            status, code = answer.status, str(answer.status)
+            if 200 <= status < 300:
+                return dict(json.loads(data)) if data else {}
+            cause, retry_after = _cause(answer.reason, data), _seconds(answer.headers.get("Retry-After"))
+        except TimeoutError:
+            cause, code = "no answer in time: is the API server reachable and healthy?", "timeout"
+        except (ApiException, kubernetes_config.ConfigException, aiohttp.ClientError, OSError, ValueError) as e:
+            cause = f"{type(e).__name__}: {e}"
+        finally:
+            self._on_call(method, resource_of(path), code)
+        raise ClusterError(method, path, cause, status, retry_after)
+
+
+def resource_of(path: str) -> str:
+    """`jobs` of /apis/batch/v1/namespaces/ml/jobs/x; `trtmodels/status` keeps its subresource. For metrics: never a
+    name, so that the number of series is bounded."""
+    parts = path.strip("/").split("/")
+    parts = parts[2:] if parts[0] == "api" else parts[3:]
+    if parts[:1] == ["namespaces"] and len(parts) > 2:
+        parts = parts[2:]
+    return "/".join(parts[:1] + parts[2:])
+
+
+def _cause(reason: Any, data: bytes) -> str:
+    try:
+        found = json.loads(data)
+        if isinstance(found, dict) and found.get("message"):
+            return str(found["message"])[:_ERROR_BYTES]
+    except ValueError:
+        pass
+    return f"{reason}: {data[:_ERROR_BYTES].decode(errors='replace')}".rstrip(": ")
+
+
+def _seconds(header: str | None) -> float:
+    return min(float(header), 300.0) if header and header.isdecimal() else 0.0

@@ -1,0 +1,176 @@
+"""The Kubernetes API as the operator uses it: which paths, which field manager, which precondition.
+
+Three field managers, so that one does not remove what another wrote (a server-side apply owns exactly what it last
+sent): the memory, the rest of status, and the children.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import logging
+from collections.abc import Mapping, Sequence
+from urllib.parse import quote
+
+from trtmodel_operator.adapters.api import Api
+from trtmodel_operator.ports import ClusterError, Conflict, Json, Key
+
+GROUP, VERSION, PLURAL, KIND = "trtmodel.io", "v1alpha1", "trtmodels", "TRTModel"
+API_VERSION = f"{GROUP}/{VERSION}"
+LABEL_MODEL = f"{GROUP}/model"
+MANAGER_ROLLOUT = "trtmodel-rollout"
+MANAGER_STATUS = "trtmodel-status"
+MANAGER_CHILDREN = "trtmodel-children"
+MANAGER_OPERATOR = "trtmodel-operator"  # its own Lease, key pair and events
+
+NOTE_BYTES = 1024  # of an event; the API server refuses a longer one
+_CHILDREN = {
+    "Job": "/apis/batch/v1/namespaces/{}/jobs",
+    "Pod": "/api/v1/namespaces/{}/pods",
+    "Deployment": "/apis/apps/v1/namespaces/{}/deployments",
+    "ConfigMap": "/api/v1/namespaces/{}/configmaps",
+    "Service": "/api/v1/namespaces/{}/services",
+}
+
+log = logging.getLogger(__name__)
+
+
+class KubernetesCluster:
+    """Implements `ports.Cluster` and `lease.LeaseStore`. `namespaces` = where TRTModels are listed; empty: everywhere.
+    `instance` names this replica in events."""
+
+    def __init__(self, api: Api, namespaces: Sequence[str] = (), instance: str = "trtmodel-operator") -> None:
+        self._api = api
+        self._namespaces = tuple(namespaces)
+        self._instance = instance
+
+    async def require_crd(self) -> None:
+        """Raises ClusterError if TRTModels are not known to the API server. kopf with scanning disabled would serve
+        nothing and say nothing."""
+        found = await self._api.get(f"/apis/{API_VERSION}")
+        if not any(r.get("name") == PLURAL for r in (found or {}).get("resources") or ()):
+            raise ClusterError("GET", f"/apis/{API_VERSION}", "the CRD of TRTModels is not installed: apply it first")
+
+    async def get_model(self, key: Key) -> Json | None:
+        return await self._api.get(_model_path(key))
+
+    async def list_models(self) -> dict[Key, str]:
+        paths = [f"/apis/{API_VERSION}/namespaces/{quote(n)}/{PLURAL}" for n in self._namespaces]
+        found: dict[Key, str] = {}
+        for path in paths or [f"/apis/{API_VERSION}/{PLURAL}"]:
+            for item in await self._api.list_all(path):
+                meta = item["metadata"]
+                found[meta["namespace"], meta["name"]] = meta["resourceVersion"]
+        return found
+
+    async def children(self, key: Key) -> Mapping[str, Sequence[Json]]:
+        namespace, name = key
+        selector = f"{LABEL_MODEL}={name}"
+        lists = (self._api.list_all(path.format(quote(namespace)), selector) for path in _CHILDREN.values())
+        return dict(zip(_CHILDREN, await asyncio.gather(*lists), strict=True))
+
+    async def write_memory(self, key: Key, resource_version: str, rollout: Json) -> str:
+        body = _apply_body(key) | {"status": {"rollout": rollout}}
+        body["metadata"]["resourceVersion"] = resource_version
+        return str((await self._apply_status(key, body, MANAGER_ROLLOUT))["metadata"]["resourceVersion"])
+
+    async def write_status(self, key: Key, status: Json) -> None:
+        await self._apply_status(key, _apply_body(key) | {"status": status}, MANAGER_STATUS)
+
+    async def apply(self, manifest: Json) -> None:
+        await self._api.apply(_child_path(manifest), manifest, manager=MANAGER_CHILDREN)
+
+    async def create_job(self, manifest: Json) -> None:
+        path = _child_path(manifest)
+        try:
+            await self._api.create(path.rpartition("/")[0], manifest, manager=MANAGER_CHILDREN)
+        except Conflict:
+            held = await self._api.get(path)
+            if held is None or owner_uid(held) != owner_uid(manifest):
+                cause = "a Job of this name belongs to a deleted TRTModel of the same name: it is tried again when the"
+                raise ClusterError("POST", path, f"{cause} garbage collector has removed it", 409) from None
+
+    async def delete_job(self, key: Key, name: str) -> None:
+        await self._api.delete(f"{_CHILDREN['Job'].format(quote(key[0]))}/{quote(name)}")
+
+    async def post_event(self, regarding: Json, reason: str, message: str, *, warning: bool) -> None:
+        now = datetime.datetime.now(datetime.UTC)
+        meta = regarding["metadata"]
+        event = {
+            "apiVersion": "events.k8s.io/v1",
+            "kind": "Event",
+            # The name of an object is at most 253 long, that of an event too: the time needs 18 of them.
+            "metadata": {"namespace": meta["namespace"], "name": f"{meta['name'][:230]}.{now.timestamp():.6f}"},
+            "eventTime": now.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+            "type": "Warning" if warning else "Normal",
+            "reason": reason[:128],
+            "action": "Reconcile",
+            "note": message.encode()[:NOTE_BYTES].decode(errors="ignore"),
+            "reportingController": f"{GROUP}/operator",
+            "reportingInstance": self._instance[:128],
+            "regarding": {
+                "apiVersion": API_VERSION,
+                "kind": KIND,
+                "namespace": meta["namespace"],
+                "name": meta["name"],
+                "uid": meta["uid"],
+                "resourceVersion": meta.get("resourceVersion", ""),
+            },
+        }
+        path = f"/apis/events.k8s.io/v1/namespaces/{quote(meta['namespace'])}/events"
+        try:
+            await self._api.create(path, event, manager=MANAGER_OPERATOR)
+        except (ClusterError, Conflict) as e:
+            log.warning("event %s not posted: %s", reason, e)
+
+    async def get_lease(self, namespace: str, name: str) -> Json | None:
+        return await self._api.get(_lease_path(namespace, name))
+
+    async def create_lease(self, lease: Json) -> Json:
+        path = _lease_path(lease["metadata"]["namespace"], lease["metadata"]["name"])
+        return await self._api.create(path.rpartition("/")[0], lease, manager=MANAGER_OPERATOR, throttled=False)
+
+    async def replace_lease(self, lease: Json) -> Json:
+        # Behind a thousand status writes a renewal would come too late: it does not wait for its turn.
+        path = _lease_path(lease["metadata"]["namespace"], lease["metadata"]["name"])
+        return await self._api.replace(path, lease, manager=MANAGER_OPERATOR, throttled=False)
+
+    async def get_secret(self, namespace: str, name: str) -> Json | None:
+        """Only of the operator's own namespace: it has no right on any other."""
+        return await self._api.get(f"/api/v1/namespaces/{quote(namespace)}/secrets/{quote(name)}")
+
+    async def create_secret(self, secret: Json) -> Json:
+        """Raises Conflict if it exists."""
+        path = f"/api/v1/namespaces/{quote(secret['metadata']['namespace'])}/secrets"
+        return await self._api.create(path, secret, manager=MANAGER_OPERATOR)
+
+    async def _apply_status(self, key: Key, body: Json, manager: str) -> Json:
+        try:
+            return await self._api.apply(f"{_model_path(key)}/status", body, manager=manager)
+        except ClusterError as e:
+            if e.status == 404:  # deleted since it was read
+                raise Conflict(str(e)) from e
+            raise
+
+
+def owner_uid(child: Json) -> str:
+    """uid of the controlling owner; '' if nobody controls it."""
+    owners = child["metadata"].get("ownerReferences") or ()
+    return next((str(o["uid"]) for o in owners if o.get("controller")), "")
+
+
+def _apply_body(key: Key) -> Json:
+    return {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"namespace": key[0], "name": key[1]}}
+
+
+def _model_path(key: Key) -> str:
+    return f"/apis/{API_VERSION}/namespaces/{quote(key[0])}/{PLURAL}/{quote(key[1])}"
+
+
+def _child_path(manifest: Json) -> str:
+    meta = manifest["metadata"]
+    return f"{_CHILDREN[manifest['kind']].format(quote(meta['namespace']))}/{quote(meta['name'])}"
+
+
+def _lease_path(namespace: str, name: str) -> str:
+    return f"/apis/coordination.k8s.io/v1/namespaces/{quote(namespace)}/leases/{quote(name)}"

@@ -1,0 +1,317 @@
+"""From what lies in the cluster, and what workers say, to the facts of one pass.
+
+Total: an object that another hand has damaged becomes an absent fact, never an exception.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import logging
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+from trtmodel_contract.codec import DocumentError, decode, loads
+from trtmodel_contract.control import POINTER_FILE
+from trtmodel_contract.identity import ModelRef
+from trtmodel_contract.jobs import JobResult
+
+from trtmodel_operator import manifests
+from trtmodel_operator import spec as specs
+from trtmodel_operator.adapters.cluster import owner_uid
+from trtmodel_operator.model import (
+    Command,
+    JobKind,
+    JobState,
+    Memory,
+    Observed,
+    ObservedJob,
+    ObservedPointer,
+    ObservedWorker,
+    ObservedWorkload,
+    Spec,
+)
+from trtmodel_operator.ports import Json, Signer, WorkerError, Workers
+
+ANNOTATION_COMMAND = "trtmodel.io/command"
+ENV_MODEL_UID = "TRTMODEL_MODEL_UID"
+MESSAGE_BYTES = 1024  # of what the cluster says about a pod
+
+# Why a container does not run. ContainerCreating and PodInitializing are ordinary and not in it.
+_WAITING_TROUBLE = (
+    "ImagePullBackOff",
+    "ErrImagePull",
+    "ErrImageNeverPull",
+    "InvalidImageName",
+    "ImageInspectError",
+    "RegistryUnavailable",
+    "CreateContainerConfigError",
+    "CreateContainerError",
+    "RunContainerError",
+    "CrashLoopBackOff",
+)
+_COMMAND = re.compile(r"(?P<verb>[a-z-]{1,32})(@(?P<revision>[0-9a-f]{1,64}))?#(?P<nonce>\S{1,64})")
+
+log = logging.getLogger(__name__)
+
+
+async def observe(
+    raw: Json,
+    children: Mapping[str, Sequence[Json]],
+    *,
+    workers: Workers,
+    signer: Signer,
+    default_image: str,
+    now: float,
+) -> Observed:
+    """`raw` and `children` as the API server gave them. Asks every running worker for its report, in parallel."""
+    meta = raw["metadata"]
+    model = ModelRef(meta["namespace"], meta["name"], meta["uid"])
+    spec, spec_error = _spec(raw)
+    own = {kind: [c for c in items if owner_uid(c) == model.uid] for kind, items in children.items()}
+    pods = children.get("Pod", ())
+    return Observed(
+        now=now,
+        model=model,
+        generation=int(meta.get("generation", 0)),
+        deleting="deletionTimestamp" in meta,
+        spec=spec,
+        spec_error=spec_error,
+        memory=memory_of(raw),
+        command=_command(meta.get("annotations") or {}),
+        jobs=tuple(job for raw_job in own.get("Job", ()) if (job := _job(raw_job, pods)) is not None),
+        workloads=tuple(_workload(d) for d in own.get("Deployment", ())),
+        pointers=tuple(p for c in own.get("ConfigMap", ()) if (p := _pointer(c)) is not None),
+        workers=await _workers([p for p in pods if _is_worker_of(p, model)], workers),
+        default_image=default_image,
+        service_fingerprint=next((_fingerprint(s) for s in own.get("Service", ())), ""),
+        key_ids=tuple(signer.public_keys()),
+    )
+
+
+def memory_of(raw: Json) -> Memory:
+    """.status.rollout. One that cannot be read counts as lost: stable is then adopted from pointers and reports, as
+    after a restore, and the sequence from what workers hold."""
+    stored = (raw.get("status") or {}).get("rollout")
+    if stored is None:
+        return Memory()
+    try:
+        return decode(Memory, stored, "status.rollout")
+    except DocumentError as e:
+        log.error("%s/%s: the memory cannot be read: %s", raw["metadata"]["namespace"], raw["metadata"]["name"], e)
+        return Memory()
+
+
+def _spec(raw: Json) -> tuple[Spec | None, str]:
+    try:
+        return specs.parse(raw.get("spec") or {}), ""
+    except specs.SpecError as e:
+        return None, str(e)
+
+
+def _command(annotations: Mapping[str, str]) -> Command | None:
+    text = annotations.get(ANNOTATION_COMMAND, "").strip()[:200]
+    if not text:
+        return None
+    match = _COMMAND.fullmatch(text)
+    return Command(match["verb"], match["revision"] or "", text) if match else Command("", "", text)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Jobs
+# ---------------------------------------------------------------------------------------------------------------
+
+
+def _job(job: Json, pods: Sequence[Json]) -> ObservedJob | None:
+    labels = job["metadata"].get("labels") or {}
+    try:
+        kind = JobKind(labels.get(manifests.LABEL_KIND))
+    except ValueError:
+        return None
+    uid = job["metadata"]["uid"]
+    mine = sorted((p for p in pods if owner_uid(p) == uid), key=_created, reverse=True)
+    status = job.get("status") or {}
+    failed = _condition(status, "Failed")
+    state = JobState.COMPLETE if _condition(status, "Complete") else JobState.FAILED if failed else JobState.RUNNING
+    result, unreadable = _result(mine)
+    trouble, message = "", ""
+    if result is None or state is JobState.RUNNING:
+        trouble, message = next((t for p in mine[:1] if (t := _pod_trouble(p))[0]), ("", ""))
+        if failed is not None and (not trouble or failed.get("reason") == "DeadlineExceeded"):
+            trouble = str(failed.get("reason") or "Failed")
+            message = ": ".join(filter(None, (str(failed.get("message") or ""), message or unreadable)))
+    started = status.get("startTime")
+    return ObservedJob(
+        name=job["metadata"]["name"],
+        kind=kind,
+        target=labels.get(manifests.LABEL_TARGET, ""),
+        state=state,
+        result=result,
+        trouble=trouble,
+        message=_short(message),
+        started_at=_epoch(started) if started else None,
+    )
+
+
+def _result(pods: Sequence[Json]) -> tuple[JobResult | None, str]:
+    """The newest message that can be read; else what stands there instead."""
+    unreadable = ""
+    for pod in pods:
+        for status in _container_states(pod):
+            ended = (status.get("state") or {}).get("terminated") or {}
+            if message := ended.get("message"):
+                try:
+                    return loads(JobResult, message), ""
+                except DocumentError as e:
+                    unreadable = unreadable or f"its termination message cannot be read ({e}): {message}"
+    return None, unreadable
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Workers
+# ---------------------------------------------------------------------------------------------------------------
+
+
+def _is_worker_of(pod: Json, model: ModelRef) -> bool:
+    """A pod's owner is a ReplicaSet, so the uid of its TRTModel is read from its environment. A pod that ended (an
+    evicted one stays until it is collected) is no worker any more: the Deployment made another."""
+    if (pod["metadata"].get("labels") or {}).get(manifests.LABEL_ROLE) != manifests.ROLE_WORKER:
+        return False
+    if (pod.get("status") or {}).get("phase") in ("Failed", "Succeeded"):
+        return False
+    variables = (e for c in (pod.get("spec") or {}).get("containers") or () for e in c.get("env") or ())
+    return any(e.get("name") == ENV_MODEL_UID and e.get("value") == model.uid for e in variables)
+
+
+async def _workers(pods: Sequence[Json], workers: Workers) -> tuple[ObservedWorker, ...]:
+    ordered = sorted(pods, key=lambda p: (_created(p), p["metadata"]["uid"]))
+    return tuple(await asyncio.gather(*(_worker(pod, workers) for pod in ordered)))
+
+
+async def _worker(pod: Json, workers: Workers) -> ObservedWorker:
+    meta, status = pod["metadata"], pod.get("status") or {}
+    labels = meta.get("labels") or {}
+    ip, terminating = status.get("podIP") or "", "deletionTimestamp" in meta
+    running = any("running" in (s.get("state") or {}) for s in status.get("containerStatuses") or ())
+    trouble, message = _pod_trouble(pod)
+    report, silence = None, ""
+    if terminating:
+        silence = "it is being deleted"
+    elif not ip or not running:
+        silence = f"its container does not run ({trouble})" if trouble else "its container has not started"
+    else:
+        try:
+            report = await workers.report(ip, meta["uid"])
+        except WorkerError as e:
+            silence = str(e)
+    return ObservedWorker(
+        pod=meta["name"],
+        uid=meta["uid"],
+        ip=ip,
+        target=labels.get(manifests.LABEL_TARGET, ""),
+        platform=labels.get(manifests.LABEL_PLATFORM, ""),
+        ready=_condition(status, "Ready") is not None,
+        terminating=terminating,
+        created_at=_created(pod),
+        report=report,
+        silence=silence,
+        restarts=sum(int(s.get("restartCount") or 0) for s in status.get("containerStatuses") or ()),
+        restarted_at=max(_deaths(status), default=None),
+        trouble=trouble,
+        message=message,
+    )
+
+
+def _deaths(status: Json) -> list[float]:
+    """When the last life of each container ended."""
+    lives = ((s.get("lastState") or {}).get("terminated") or {} for s in status.get("containerStatuses") or ())
+    return [_epoch(life["finishedAt"]) for life in lives if life.get("finishedAt")]
+
+
+def _workload(deployment: Json) -> ObservedWorkload:
+    meta, status = deployment["metadata"], deployment.get("status") or {}
+    labels = meta.get("labels") or {}
+    failure = _condition(status, "ReplicaFailure") or {}
+    spec = deployment.get("spec") or {}
+    containers = ((spec.get("template") or {}).get("spec") or {}).get("containers") or ({},)
+    return ObservedWorkload(
+        name=meta["name"],
+        target=labels.get(manifests.LABEL_TARGET, ""),
+        platform=labels.get(manifests.LABEL_PLATFORM, ""),
+        replicas=int(spec.get("replicas") or 0),
+        ready_replicas=int(status.get("readyReplicas") or 0),
+        fingerprint=_fingerprint(deployment),
+        image=str(containers[0].get("image") or ""),
+        trouble=str(failure.get("reason") or ""),
+        message=_short(str(failure.get("message") or "")),
+    )
+
+
+def _pointer(config_map: Json) -> ObservedPointer | None:
+    text = (config_map.get("data") or {}).get(POINTER_FILE)
+    if text is None:
+        return None  # the public keys
+    meta = config_map["metadata"]
+    return manifests.read_pointer(meta["name"], (meta.get("labels") or {}).get(manifests.LABEL_TARGET, ""), text)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Pieces
+# ---------------------------------------------------------------------------------------------------------------
+
+
+def _pod_trouble(pod: Json) -> tuple[str, str]:
+    """What keeps a pod from running, or ended it: a reason and a message; ('', '') if nothing does."""
+    status = pod.get("status") or {}
+    if status.get("phase") == "Failed" and status.get("reason"):  # Evicted, NodeLost, Preempted ...
+        return str(status["reason"]), _short(str(status.get("message") or ""))
+    for condition in status.get("conditions") or ():
+        if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
+            return str(condition.get("reason") or "Unschedulable"), _short(str(condition.get("message") or ""))
+    for container in _container_states(pod):
+        state = container.get("state") or {}
+        waiting, ended = state.get("waiting") or {}, state.get("terminated") or {}
+        before = (container.get("lastState") or {}).get("terminated") or {}
+        if waiting.get("reason") in _WAITING_TROUBLE:
+            message = str(waiting.get("message") or "")
+            if before:
+                message = f"{message} ({_ending(before)})".strip()
+            return str(waiting["reason"]), _short(message)
+        if ended and int(ended.get("exitCode") or 0) != 0:
+            return str(ended.get("reason") or "Error"), _short(_ending(ended))
+    return "", ""
+
+
+def _ending(ended: Json) -> str:
+    text = f"the container ended with exit code {ended.get('exitCode')}"
+    if ended.get("reason") == "OOMKilled":
+        text += ": it needed more memory than its limit"
+    return text
+
+
+def _container_states(pod: Json) -> Iterator[Json]:
+    status = pod.get("status") or {}
+    yield from status.get("initContainerStatuses") or ()
+    yield from status.get("containerStatuses") or ()
+
+
+def _condition(status: Json, kind: str) -> Json | None:
+    """The condition of this type if it is True."""
+    conditions = status.get("conditions") or ()
+    return next((dict(c) for c in conditions if c.get("type") == kind and c.get("status") == "True"), None)
+
+
+def _fingerprint(child: Json) -> str:
+    return str((child["metadata"].get("annotations") or {}).get(manifests.ANNOTATION_FINGERPRINT, ""))
+
+
+def _created(child: Json) -> float:
+    return _epoch(child["metadata"]["creationTimestamp"])
+
+
+def _epoch(text: str) -> float:
+    return datetime.datetime.fromisoformat(text).timestamp()
+
+
+def _short(text: str) -> str:
+    return text.encode()[:MESSAGE_BYTES].decode(errors="ignore")

@@ -1,0 +1,165 @@
+"""What turns the queue: workers that reconcile, a resync that forgets nothing, and a witness of the watch."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable, Mapping
+
+from trtmodel_operator import logs
+from trtmodel_operator.metrics import OperatorMetrics
+from trtmodel_operator.ports import Cluster, ClusterError, Conflict, Key
+from trtmodel_operator.queue import WorkQueue
+
+WORKERS = 8
+RESYNC = 300.0  # seconds
+PASS_TIMEOUT = 45.0  # seconds of one pass; less than STUCK, so that a slow API server is no reason to be restarted
+STUCK = 60.0  # seconds without any worker finishing or idling, after which the process is of no use
+BEAT = 1.0
+LAG_MOST = 5.0
+
+log = logging.getLogger(__name__)
+
+
+class WatchBroken(Exception):
+    """The watch stays behind what a list shows, although it is open: only a new process is sure to cure it."""
+
+
+class Witness:
+    """Compares what the watch delivered with what a list shows. A busy object may be ahead in any one list; a watch
+    that delivered nothing of an object between two lists, though the first was ahead already, has lost it."""
+
+    def __init__(self) -> None:
+        self._delivered: dict[Key, str] = {}
+        self._behind: dict[Key, str] = {}  # what was delivered when a list was ahead of it
+        self._lost = False
+
+    def deliver(self, key: Key, version: str) -> None:
+        self._delivered[key] = version
+
+    def compare(self, listed: Mapping[Key, str]) -> list[Key]:
+        """Keys that were delivered and are gone: no event tells of an object that was deleted while the watch was
+        down. Raises WatchBroken at the second list in a row that shows something lost."""
+        gone = [key for key in self._delivered if key not in listed]
+        for key in gone:
+            del self._delivered[key]
+        ahead = {
+            key: self._delivered.get(key, "") for key, version in listed.items() if self._delivered.get(key) != version
+        }
+        lost = sorted(key for key, delivered in ahead.items() if self._behind.get(key) == delivered)
+        self._behind = ahead
+        if lost and self._lost:
+            raise WatchBroken(f"the watch delivers no events of {len(lost)} TRTModels, such as {'/'.join(lost[0])}")
+        self._lost = bool(lost)
+        return gone
+
+
+class Controller:
+    """`reconcile` does one pass and says after how many seconds it wants the next; None = when something happens.
+    `broken` is called if the watch was found dead."""
+
+    def __init__(
+        self,
+        queue: WorkQueue,
+        reconcile: Callable[[Key], Awaitable[float | None]],
+        cluster: Cluster,
+        metrics: OperatorMetrics,
+        witness: Witness,
+        broken: Callable[[], None],
+        *,
+        workers: int = WORKERS,
+        resync: float = RESYNC,
+        pass_timeout: float = PASS_TIMEOUT,
+    ) -> None:
+        self._queue, self._reconcile, self._cluster, self._metrics = queue, reconcile, cluster, metrics
+        self._witness, self._broken = witness, broken
+        self._workers, self._resync, self._pass_timeout = workers, resync, pass_timeout
+        self._tasks: list[asyncio.Task[None]] = []
+        self._busy = 0
+        self._finished_at = time.monotonic()
+        self._lag = 0.0
+
+    def start(self) -> None:
+        self._tasks = [asyncio.create_task(self._work(), name=f"reconcile {n}") for n in range(self._workers)]
+        self._tasks.append(asyncio.create_task(self._resync_forever(), name="resync"))
+        self._tasks.append(asyncio.create_task(self._beat(), name="heartbeat"))
+
+    async def stop(self) -> None:
+        """Passes under way are cancelled: every line of them may be the last."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks = []
+
+    def trouble(self) -> str:
+        """Why this process makes no progress; '' if it does."""
+        if self._lag > LAG_MOST:
+            return f"the event loop was {self._lag:.1f} s late"
+        if self._busy >= self._workers and (idle := time.monotonic() - self._finished_at) > STUCK:
+            return f"no pass has ended for {idle:.0f} s"
+        ended = [task.get_name() for task in self._tasks if task.done()]
+        return f"ended: {', '.join(ended)}" if ended else ""
+
+    async def _work(self) -> None:
+        while True:
+            key = await self._queue.get()
+            logs.about.set("/".join(key))
+            self._busy += 1
+            started = time.monotonic()
+            try:
+                result = await self._one(key)
+            finally:
+                self._busy -= 1
+                self._finished_at = time.monotonic()
+                self._queue.done(key)
+            self._metrics.seconds.observe(self._finished_at - started)
+            self._metrics.reconciles.labels(result).inc()
+
+    async def _one(self, key: Key) -> str:
+        """The result for the metrics. No error ends the worker."""
+        result, at_least = "error", 0.0
+        try:
+            async with asyncio.timeout(self._pass_timeout):
+                requeue = await self._reconcile(key)
+            self._queue.forget(key)
+            if requeue is not None:
+                self._queue.add_after(key, requeue * random.uniform(0.9, 1.1))  # noqa: S311 - spreads load
+            return "done"
+        except Conflict as e:
+            result, problem = "conflict", str(e)
+        except ClusterError as e:
+            at_least, problem = e.retry_after, str(e)
+        except TimeoutError:
+            result, problem = "timeout", f"the pass took longer than {self._pass_timeout:g} s"
+        except Exception as e:
+            # A bug met by one model must not stop the others.
+            log.exception("a pass failed in a way that was not foreseen")
+            result, problem = "bug", f"{type(e).__name__}: {e}"
+        delay = self._queue.add_after_failure(key, at_least)
+        log.log(logging.INFO if result == "conflict" else logging.WARNING, "again in %.1f s: %s", delay, problem)
+        return result
+
+    async def _resync_forever(self) -> None:
+        while True:
+            try:
+                listed = await self._cluster.list_models()
+                gone = self._witness.compare(listed)
+            except ClusterError as e:
+                log.warning("resync: %s", e)
+            except WatchBroken as e:
+                log.error("%s: this process ends", e)
+                self._broken()
+                return
+            else:
+                for key in [*listed, *gone]:
+                    self._queue.add(key)
+            await asyncio.sleep(self._resync * random.uniform(0.95, 1.05))  # noqa: S311 - spreads load
+
+    async def _beat(self) -> None:
+        while True:
+            due = time.monotonic() + BEAT
+            await asyncio.sleep(BEAT)
+            self._lag = time.monotonic() - due
+            self._metrics.lag.set(self._lag)

@@ -1,0 +1,40 @@
+"""Probes: /livez says that the process makes progress, /readyz that it can be counted on as leader or standby."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from aiohttp import web
+
+
+class Health:
+    """`trouble` says why the process makes no progress; '' if it does. `waiting_for` is what it has not got yet."""
+
+    def __init__(self) -> None:
+        self.trouble: Callable[[], str] = lambda: ""
+        self.waiting_for = "the CRD of TRTModels"
+        self._runner: web.AppRunner | None = None
+        self.port = 0
+
+    async def start(self, host: str, port: int) -> None:
+        """Raises OSError if the port is taken."""
+        app = web.Application()
+        app.add_routes([web.get("/livez", self._livez), web.get("/readyz", self._readyz)])
+        self._runner = web.AppRunner(app, access_log=None)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, host or None, port).start()
+        self.port = self._runner.addresses[0][1]
+
+    async def stop(self) -> None:
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    async def _livez(self, _: web.Request) -> web.Response:
+        return _answer(self.trouble())
+
+    async def _readyz(self, _: web.Request) -> web.Response:
+        return _answer(f"waiting for {self.waiting_for}" if self.waiting_for else "")
+
+
+def _answer(trouble: str) -> web.Response:
+    return web.Response(status=503 if trouble else 200, text=f"{trouble or 'ok'}\n")

@@ -1,0 +1,133 @@
+"""Leader election by a Lease, with client-go's timing and rules.
+
+The Lease keeps two operators from doing the same work; it does not make effects safe. That is what the sequence in
+.status.rollout is for: a leader that was paused and wakes up too late is stopped by preconditions and fences.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import logging
+import os
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from trtmodel_operator.ports import ClusterError, Conflict, Json
+
+DURATION = 15.0  # seconds: a holder that has not renewed for so long may be replaced
+RENEW_DEADLINE = 10.0  # a leader that could not renew for so long ends itself, before another may begin
+RETRY_PERIOD = 2.0
+
+log = logging.getLogger(__name__)
+
+
+class LeaseStore(Protocol):
+    """Raises Conflict when the Lease was written since it was read (or created by another), ClusterError otherwise."""
+
+    async def get_lease(self, namespace: str, name: str) -> Json | None: ...
+
+    async def create_lease(self, lease: Json) -> Json: ...
+
+    async def replace_lease(self, lease: Json) -> Json: ...
+
+
+class Lease:
+    """`identity` must differ for every process, also for two lives of one pod. Times in seconds, of a monotonic clock:
+    the clocks of two machines are never compared, a holder is judged by whether its record *changes*."""
+
+    def __init__(
+        self,
+        store: LeaseStore,
+        namespace: str,
+        name: str,
+        identity: str,
+        *,
+        duration: float = DURATION,
+        renew_deadline: float = RENEW_DEADLINE,
+        retry_period: float = RETRY_PERIOD,
+        now: Callable[[], float] = time.monotonic,
+        lost: Callable[[], None] = lambda: os._exit(1),
+    ) -> None:
+        self._store, self._namespace, self._name, self.identity = store, namespace, name, identity
+        self._duration, self._renew_deadline, self._retry_period = duration, renew_deadline, retry_period
+        self._now, self._lost = now, lost
+        self._record: Json | None = None  # the spec as last seen, and since when it is like that
+        self._seen_at = 0.0
+        self.holder = ""
+
+    async def acquire(self) -> None:
+        """Returns when this process is the leader."""
+        while True:
+            try:
+                if await self._try():
+                    return
+            except (ClusterError, Conflict, TimeoutError) as e:
+                log.warning("lease not acquired yet: %s", e or "no answer in time")
+            await asyncio.sleep(self._retry_period)
+
+    async def hold(self) -> None:
+        """Renews for ever. When that failed until the deadline, `lost` is called: it ends the process at once, since
+        a graceful stop would go on acting beside the next leader."""
+        renewed = self._now()
+        while True:
+            await asyncio.sleep(self._retry_period)
+            started = self._now()
+            try:
+                async with asyncio.timeout(max(0.0, renewed + self._renew_deadline - started)):
+                    if await self._try():
+                        renewed = started
+            except (ClusterError, Conflict, TimeoutError) as e:
+                log.warning("lease not renewed: %s", e or "no answer in time")
+            if self._now() - renewed >= self._renew_deadline or self.holder not in ("", self.identity):
+                log.error("the lease is lost to %r: this process ends now", self.holder or "nobody yet")
+                self._lost()
+                return
+
+    async def release(self) -> None:
+        """Lets the next one begin at once. Only a holder releases; a failure costs the others `duration` seconds."""
+        try:
+            async with asyncio.timeout(self._retry_period * 2):
+                lease = await self._store.get_lease(self._namespace, self._name)
+                if lease is not None and lease["spec"].get("holderIdentity") == self.identity:
+                    lease["spec"] |= {"holderIdentity": "", "leaseDurationSeconds": 1, "renewTime": _timestamp()}
+                    await self._store.replace_lease(lease)
+        except (ClusterError, Conflict, TimeoutError) as e:
+            log.warning("lease not released: %s", e or "no answer in time")
+
+    async def _try(self) -> bool:
+        lease = await self._store.get_lease(self._namespace, self._name)
+        if lease is None:
+            metadata = {"namespace": self._namespace, "name": self._name}
+            created = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata}
+            lease = await self._store.create_lease(created | {"spec": self._mine(None)})
+            self._remember(lease["spec"])
+            return True
+        spec = lease.get("spec") or {}
+        self._remember(spec)
+        if self.holder not in ("", self.identity) and self._now() < self._seen_at + self._duration:
+            return False
+        lease["spec"] = self._mine(spec)
+        self._remember((await self._store.replace_lease(lease))["spec"])
+        return True
+
+    def _remember(self, spec: Json) -> None:
+        if spec != self._record:
+            self._record, self._seen_at = spec, self._now()
+        self.holder = spec.get("holderIdentity") or ""
+
+    def _mine(self, previous: Json | None) -> Json:
+        spec = dict(previous or {})
+        if spec.get("holderIdentity") != self.identity:
+            spec["acquireTime"] = _timestamp()
+            spec["leaseTransitions"] = int(spec.get("leaseTransitions") or 0) + (1 if previous else 0)
+        return spec | {
+            "holderIdentity": self.identity,
+            "leaseDurationSeconds": max(1, round(self._duration)),
+            "renewTime": _timestamp(),
+        }
+
+
+def _timestamp() -> str:
+    return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -1,0 +1,187 @@
+"""The operator's process. kopf is its informer only: handlers put keys on a queue, and kopf writes nothing.
+
+settings, probes, CRD seen -> Lease -> key pair -> workers of the queue -> kopf's watches
+SIGTERM -> watches and workers end -> Lease released -> exit 0
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.metadata
+import logging
+import os
+import signal
+import sys
+import time
+import uuid
+from contextlib import AsyncExitStack
+from typing import Any
+
+import kopf
+
+from trtmodel_operator import logs
+from trtmodel_operator.adapters.api import Api, configuration
+from trtmodel_operator.adapters.cluster import API_VERSION, GROUP, LABEL_MODEL, PLURAL, VERSION, KubernetesCluster
+from trtmodel_operator.adapters.signing import SigningKeyError, load_or_create
+from trtmodel_operator.adapters.workers import HttpWorkers
+from trtmodel_operator.controller import Controller, Witness
+from trtmodel_operator.health import Health
+from trtmodel_operator.lease import Lease
+from trtmodel_operator.metrics import OperatorMetrics
+from trtmodel_operator.ports import ClusterError
+from trtmodel_operator.queue import WorkQueue
+from trtmodel_operator.reconcile import Reconciler
+from trtmodel_operator.settings import Settings, SettingsError, from_environment
+
+EXIT_FAILED = 1
+EXIT_MISCONFIGURED = 2
+LIST_PAGE = 500
+CHILDREN = (("", "v1", "pods"), ("batch", "v1", "jobs"), ("apps", "v1", "deployments"))  # watched by label
+
+log = logging.getLogger(__name__)
+
+
+class SystemClock:
+    def now(self) -> float:
+        return time.time()
+
+
+def informer_settings() -> kopf.OperatorSettings:
+    """kopf as an informer: no peering (the Lease elects), no scanning (fewer rights), no events, no finalizer."""
+    settings = kopf.OperatorSettings()
+    settings.peering.standalone = True
+    settings.scanning.disabled = True
+    settings.posting.enabled = False
+    # kopf removes a finalizer of this name from every object, since nothing needs it: it must be nobody's.
+    settings.persistence.finalizer = f"kopf.{GROUP}/unused"
+    # Keys of three parts: 'v1/pods', as kopf's documentation has it, is read as a group named v1 and selects nothing.
+    for group, version, plural in CHILDREN:
+        settings.watching.label_selectors[group, version, plural] = LABEL_MODEL
+    settings.watching.chunk_size = LIST_PAGE
+    settings.networking.connect_timeout = 10
+    settings.networking.request_timeout = 30
+    return settings
+
+
+def handlers(
+    queue: WorkQueue, witness: Witness, metrics: OperatorMetrics, controller: Controller
+) -> kopf.OperatorRegistry:
+    """Handlers that only enqueue: what they raise would be swallowed, and what they miss the resync finds."""
+    registry = kopf.OperatorRegistry()
+
+    def login(**kwargs: Any) -> Any:
+        return kopf.login_with_service_account(**kwargs) or kopf.login_with_kubeconfig(**kwargs)
+
+    async def model(namespace: str, name: str, meta: Any, **_: Any) -> None:
+        metrics.events.labels("TRTModel").inc()
+        witness.deliver((namespace, name), meta.get("resourceVersion", ""))
+        queue.add((namespace, name))
+
+    async def child(namespace: str, labels: Any, resource: Any, **_: Any) -> None:
+        metrics.events.labels(resource.kind).inc()
+        if owner := labels.get(LABEL_MODEL):
+            queue.add((namespace, owner))
+
+    async def cleanup(**_: Any) -> None:
+        # kopf waits for, then cancels every task that was made since it began: ours end before.
+        await controller.stop()
+
+    kopf.on.login(registry=registry)(login)
+    kopf.on.cleanup(registry=registry)(cleanup)
+    kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)(model)
+    for group, version, plural in CHILDREN:
+        kopf.on.event(group, version, plural, registry=registry)(child)
+    return registry
+
+
+async def run(settings: Settings) -> None:
+    """Runs until SIGTERM or SIGINT. Raises ClusterError, SigningKeyError or OSError if it cannot begin."""
+    task = asyncio.current_task()
+    assert task is not None
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, task.cancel)  # until kopf puts its own in their place
+    async with AsyncExitStack() as stack:
+        metrics = OperatorMetrics()
+        metrics.describe(_version())
+        stack.callback(metrics.serve(settings.host, settings.metrics_port))
+        health = Health()
+        await health.start(settings.host, settings.http_port)
+        stack.push_async_callback(health.stop)
+        api = Api(await configuration(), on_call=metrics.called)
+        stack.push_async_callback(api.close)
+        cluster = KubernetesCluster(api, settings.watch_namespaces, settings.pod_name)
+
+        await cluster.require_crd()
+        health.waiting_for = ""
+        identity = f"{settings.pod_name}_{uuid.uuid4()}"
+        lease = Lease(cluster, settings.namespace, settings.lease_name, identity)
+        log.info("waiting for the lease %s/%s as %s", settings.namespace, settings.lease_name, identity)
+        await lease.acquire()
+        stack.push_async_callback(lease.release)
+        holding = asyncio.create_task(lease.hold(), name="lease")
+        holding.add_done_callback(_no_leader_without_lease)
+        stack.callback(holding.cancel)
+        metrics.leader.set(1)
+        log.info("leading")
+
+        signer = await load_or_create(cluster, settings.namespace, settings.key_secret)
+        clock, queue, witness = SystemClock(), WorkQueue(), Witness()
+        workers = HttpWorkers(signer, clock, queue.add)
+        stack.push_async_callback(workers.close)
+        metrics.watch(queue.depth, queue.oldest, lambda: workers.following)
+        reconciler = Reconciler(cluster, workers, signer, clock, metrics, settings.worker_image)
+        controller = Controller(
+            queue, reconciler.reconcile, cluster, metrics, witness, broken=lambda: os._exit(EXIT_FAILED)
+        )
+        health.trouble = controller.trouble
+        controller.start()
+        stack.push_async_callback(controller.stop)
+        scope: dict[str, Any] = (
+            {"namespaces": settings.watch_namespaces} if settings.watch_namespaces else {"clusterwide": True}
+        )
+        await kopf.operator(
+            registry=handlers(queue, witness, metrics, controller), settings=informer_settings(), **scope
+        )
+        log.info("stopping")
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("trtmodel")
+    except importlib.metadata.PackageNotFoundError:  # the image carries the packages without their metadata
+        return "unknown"
+
+
+def _no_leader_without_lease(holding: asyncio.Task[None]) -> None:
+    if not holding.cancelled():
+        log.error("the lease is not renewed any more: this process ends now", exc_info=holding.exception())
+        os._exit(EXIT_FAILED)
+
+
+def main() -> None:
+    """Console entry. Exit codes: 0 after a signal, 1 when it could not begin or a watch ended, 2 for bad settings."""
+    try:
+        settings = from_environment(os.environ)
+    except SettingsError as e:
+        print(e, file=sys.stderr)
+        sys.exit(EXIT_MISCONFIGURED)
+    logs.set_up(settings.log_level)
+    log.info("starting: %s, worker image %s", API_VERSION, settings.worker_image)
+    try:
+        asyncio.run(run(settings))
+    except asyncio.CancelledError:
+        log.info("stopped while it was starting or waiting")
+    except SigningKeyError as e:
+        log.error("%s", e)
+        sys.exit(EXIT_MISCONFIGURED)
+    except (ClusterError, OSError) as e:
+        log.error("%s", e)
+        sys.exit(EXIT_FAILED)
+    except Exception:
+        log.exception("the operator failed")
+        sys.exit(EXIT_FAILED)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""One pass: observe, decide, remember, act, report.
+
+The process may end at any line. The memory is written before any effect, so the next pass sees a memory that is ahead
+of the world and performs the effect again; every effect may be performed twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import itertools
+import logging
+
+from trtmodel_contract.codec import encode
+
+from trtmodel_operator import conditions, manifests
+from trtmodel_operator.adapters import signing
+from trtmodel_operator.adapters.observe import observe
+from trtmodel_operator.decide import decide
+from trtmodel_operator.model import (
+    Action,
+    ApplyPointer,
+    ApplyWorkload,
+    CreateJob,
+    Decision,
+    DeleteJob,
+    Observed,
+    ObservedWorker,
+    Signal,
+)
+from trtmodel_operator.ports import (
+    Clock,
+    Cluster,
+    ClusterError,
+    Conflict,
+    Json,
+    Key,
+    Metrics,
+    Signer,
+    WorkerError,
+    Workers,
+)
+
+ATTEMPTS = 3  # at once, when somebody else writes the object between our read and our write
+UNANSWERED = 5.0  # seconds after which a worker that could not be told is told again
+REFUSALS = (400, 403, 404, 405, 413, 415, 422)  # the API server's answer to what will be wrong the next time too
+
+log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class Reconciler:
+    cluster: Cluster
+    workers: Workers
+    signer: Signer
+    clock: Clock
+    metrics: Metrics
+    default_image: str
+
+    async def reconcile(self, key: Key) -> float | None:
+        """Seconds until the next pass is wanted; None = when something happens. Raises Conflict, ClusterError."""
+        for attempt in itertools.count(1):
+            try:
+                return await self._once(key)
+            except Conflict:
+                if attempt == ATTEMPTS:
+                    raise
+        raise AssertionError("unreachable")
+
+    async def _once(self, key: Key) -> float | None:
+        raw = await self.cluster.get_model(key)
+        if raw is None:
+            self.workers.follow(key, {})
+            self.metrics.forget(key)
+            return None
+        observed = await observe(
+            raw,
+            await self.cluster.children(key),
+            workers=self.workers,
+            signer=self.signer,
+            default_image=self.default_image,
+            now=self.clock.now(),
+        )
+        self.workers.follow(key, {w.uid: (w.ip, w.report.version if w.report else 0) for w in _reachable(observed)})
+        decision = decide(observed)
+        log.debug("rule %s: %s", decision.rule, decision.situation.message)
+        if decision.memory != observed.memory:
+            await self.cluster.write_memory(key, raw["metadata"]["resourceVersion"], encode(decision.memory))
+        try:
+            unanswered = await self._act(observed, decision)
+        except ClusterError as e:
+            if e.status in REFUSALS:
+                await self._report(key, raw, observed, _refused(decision, e))
+            raise
+        await self._report(key, raw, observed, decision)
+        return decision.requeue if not unanswered else min(UNANSWERED, decision.requeue or UNANSWERED)
+
+    async def _act(self, observed: Observed, decision: Decision) -> bool:
+        """In the order given; neighbouring signals go out together. True if a worker could not be told."""
+        unanswered = False
+        for signals, group in itertools.groupby(decision.actions, lambda a: isinstance(a, Signal)):
+            if signals:
+                told = [self._send(observed, decision, a) for a in group if isinstance(a, Signal)]
+                unanswered |= not all(await asyncio.gather(*told))
+            else:
+                for action in group:
+                    await self._effect(observed, action)
+        return unanswered
+
+    async def _effect(self, observed: Observed, action: Action) -> None:
+        match action:
+            case CreateJob():
+                await self.cluster.create_job(manifests.job(observed, action))
+            case DeleteJob(name):
+                await self.cluster.delete_job((observed.model.namespace, observed.model.name), name)
+            case ApplyPointer() if observed.spec is not None:
+                pointer = signing.boot_pointer(self.signer, observed.model, observed.spec.storage, action)
+                text, signature = signing.signed_text(self.signer, pointer)
+                await self.cluster.apply(manifests.keys(observed, signing.keys_text(self.signer)))
+                await self.cluster.apply(manifests.pointer(observed, action, text, signature))
+            case ApplyWorkload():
+                for manifest in manifests.workload(observed, action):
+                    await self.cluster.apply(manifest)
+
+    async def _send(self, observed: Observed, decision: Decision, signal: Signal) -> bool:
+        request = signing.desired_request(self.signer, observed.model, decision.memory.sequence, signal)
+        try:
+            await self.workers.send(signal.ip, signal.uid, request)
+        except WorkerError as e:
+            log.warning("worker %s was not told: %s", signal.pod, e)
+            return False
+        return True
+
+    async def _report(self, key: Key, raw: Json, observed: Observed, decision: Decision) -> None:
+        previous = {name: value for name, value in (raw.get("status") or {}).items() if name != "rollout"}
+        status = conditions.status(observed, decision, previous)
+        if status != previous:
+            await self.cluster.write_status(key, status)
+            for event in conditions.events(previous, status):
+                await self.cluster.post_event(raw, event.reason, event.message, warning=event.warning)
+        self.metrics.persisted(key, observed.memory, decision)
+
+
+def _reachable(observed: Observed) -> list[ObservedWorker]:
+    return [w for w in observed.workers if w.ip and not w.terminating]
+
+
+def _refused(decision: Decision, error: ClusterError) -> Decision:
+    """The same decision, told as what it came to: an effect that the API server will never accept as it is."""
+    message = f"The API server refused a step of this rollout: {error}. Correct the spec or the operator's rights."
+    return dataclasses.replace(
+        decision, situation=dataclasses.replace(decision.situation, reason="ClusterRefused", message=message)
+    )

@@ -1,0 +1,134 @@
+"""The operator's settings: environment variables, read once at start. A value that is not understood ends the start
+with an error that names it (exit code 2), since a default in its place would be a surprise later."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+_PREFIX = "TRTMODEL_"
+_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
+_KNOWN = (
+    "WORKER_IMAGE",
+    "NAMESPACE",
+    "WATCH_NAMESPACES",
+    "KEY_SECRET",
+    "LEASE_NAME",
+    "HTTP_PORT",
+    "METRICS_PORT",
+    "HOST",
+    "LOG_LEVEL",
+)
+# Kubernetes gives every pod variables for the Services of its namespace: TRTMODEL_OPERATOR_PORT_9090_TCP_ADDR ...
+_SERVICE_LINK = re.compile(r"_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?)$")
+
+
+class SettingsError(ValueError):
+    """A setting is missing or not understood. The text names the variable, what was found and what is expected."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """`worker_image` (TRTMODEL_WORKER_IMAGE, required): image of workers and Jobs whose TRTModel names none. A change
+    reaches only models that are created later: the platform of a model is pinned.
+
+    `namespace` (TRTMODEL_NAMESPACE, required): the operator's own namespace, where its Lease and its key pair lie.
+
+    `watch_namespaces` (TRTMODEL_WATCH_NAMESPACES, comma separated): where TRTModels are looked for. Empty means the
+    whole cluster, which needs a ClusterRole.
+
+    `key_secret` (TRTMODEL_KEY_SECRET): the Secret with the signing key pair. Another name means another pair: running
+    workers trust it only after their key files were updated (about a minute).
+
+    `lease_name` (TRTMODEL_LEASE_NAME): replicas with the same Lease elect one leader; two releases in one namespace
+    need two names.
+
+    `http_port`, `metrics_port` (TRTMODEL_HTTP_PORT, TRTMODEL_METRICS_PORT): probes, and Prometheus metrics.
+
+    `host` (TRTMODEL_HOST): the address that both listen on. Empty means all, which probes need.
+
+    `log_level` (TRTMODEL_LOG_LEVEL): DEBUG, INFO, WARNING or ERROR. DEBUG prints a line for every pass.
+
+    `pod_name` (POD_NAME): names this replica in the Lease and in events.
+    """
+
+    worker_image: str
+    namespace: str
+    watch_namespaces: tuple[str, ...] = ()
+    key_secret: str = "trtmodel-operator-signing"
+    lease_name: str = "trtmodel-operator"
+    http_port: int = 8080
+    metrics_port: int = 9090
+    host: str = ""
+    log_level: str = "INFO"
+    pod_name: str = "trtmodel-operator"
+
+
+def from_environment(environ: Mapping[str, str]) -> Settings:
+    """Raises SettingsError with every problem that was found, not only the first."""
+    problems: list[str] = []
+    problems += [
+        f"{name} is no setting of the operator: remove it, or correct its name ({', '.join(_KNOWN)})"
+        for name in sorted(environ)
+        if name.startswith(_PREFIX) and name.removeprefix(_PREFIX) not in _KNOWN and not _SERVICE_LINK.search(name)
+    ]
+
+    def text(name: str, default: str) -> str:
+        return environ.get(name, "").strip() or default
+
+    def name_of(name: str, default: str = "") -> str:
+        value = text(name, default)
+        if not value:
+            problems.append(f"{name} is required")
+        elif not _NAME.fullmatch(value):
+            problems.append(f"{name} must be a Kubernetes name, not {value[:80]!r}")
+        return value
+
+    def port(name: str, default: int) -> int:
+        value = text(name, str(default))
+        if not value.isdecimal() or not 0 <= int(value) <= 65535:
+            problems.append(f"{name} must be a port from 1 to 65535 (0: any that is free), not {value[:80]!r}")
+            return default
+        return int(value)
+
+    image = text(f"{_PREFIX}WORKER_IMAGE", "")
+    if not image or re.search(r"\s", image):
+        problems.append(f"{_PREFIX}WORKER_IMAGE is required: the reference of the worker image, without spaces")
+    level = text(f"{_PREFIX}LOG_LEVEL", "INFO").upper()
+    if level not in _LEVELS:
+        problems.append(f"{_PREFIX}LOG_LEVEL must be one of {', '.join(_LEVELS)}, not {level[:80]!r}")
+    host = text(f"{_PREFIX}HOST", "")
+    if host and not _is_address(host):
+        problems.append(f"{_PREFIX}HOST must be an IP address of this machine, not {host[:80]!r}")
+    watched = tuple(
+        dict.fromkeys(n.strip() for n in environ.get(f"{_PREFIX}WATCH_NAMESPACES", "").split(",") if n.strip())
+    )
+    problems += [
+        f"{_PREFIX}WATCH_NAMESPACES: {n[:80]!r} is no name of a namespace" for n in watched if not _NAME.fullmatch(n)
+    ]
+    settings = Settings(
+        worker_image=image,
+        namespace=name_of(f"{_PREFIX}NAMESPACE"),
+        watch_namespaces=watched,
+        key_secret=name_of(f"{_PREFIX}KEY_SECRET", Settings.key_secret),
+        lease_name=name_of(f"{_PREFIX}LEASE_NAME", Settings.lease_name),
+        http_port=port(f"{_PREFIX}HTTP_PORT", Settings.http_port),
+        metrics_port=port(f"{_PREFIX}METRICS_PORT", Settings.metrics_port),
+        host=host,
+        log_level=level,
+        pod_name=text("POD_NAME", Settings.pod_name),
+    )
+    if problems:
+        raise SettingsError("\n".join(problems))
+    return settings
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
