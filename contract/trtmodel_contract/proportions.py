@@ -47,15 +47,15 @@ def paired_bounds(worse: int, better: int, n: int) -> tuple[float, float]:
 
 
 def samples_needed(upper: Callable[[int], float], limit: float, n: int) -> int | None:
-    """The least number of samples (within half a per cent) at which `upper(samples)` is below `limit`, found by
-    doubling from `n` and bisecting. None above MOST_SAMPLES."""
+    """The least number of samples at which `upper(samples)` is below `limit`, found by doubling from `n` and bisecting.
+    None above MOST_SAMPLES."""
     high = max(n, 1)
     while upper(high) >= limit:
         high *= 2
         if high > MOST_SAMPLES:
             return None
     low = high // 2
-    while high - low > max(1, high // 200):
+    while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if upper(middle) < limit else (middle, high)
     return high
