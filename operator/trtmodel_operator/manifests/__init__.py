@@ -1,0 +1,60 @@
+"""The children of a TRTModel as plain dictionaries. Pure and deterministic: the same facts give the same bytes, so that
+a fingerprint tells whether what lies in the cluster is what we would apply today.
+
+Every container has requests and limits (a quota may demand them), runs as an ordinary user on a read-only file system
+and mounts no API token. Workers and Jobs read the user's storage credentials from files; the operator never does.
+"""
+
+from trtmodel_operator.manifests.jobs import job
+from trtmodel_operator.manifests.names import (
+    ANNOTATION_FINGERPRINT,
+    LABEL_KIND,
+    LABEL_MODEL,
+    LABEL_PLATFORM,
+    LABEL_ROLE,
+    LABEL_TARGET,
+    ROLE_JOB,
+    ROLE_WORKER,
+    keys_name,
+    platform,
+    service_name,
+    worker_selector,
+    workload_name,
+)
+from trtmodel_operator.manifests.pointer import keys, pointer, pointer_content, read_pointer, wanted_content
+from trtmodel_operator.manifests.workers import (
+    pod_disruption_budget,
+    service,
+    service_fingerprint,
+    worker_deployment,
+    workload,
+    workload_fingerprint,
+)
+
+__all__ = [
+    "ANNOTATION_FINGERPRINT",
+    "LABEL_KIND",
+    "LABEL_MODEL",
+    "LABEL_PLATFORM",
+    "LABEL_ROLE",
+    "LABEL_TARGET",
+    "ROLE_JOB",
+    "ROLE_WORKER",
+    "job",
+    "keys",
+    "keys_name",
+    "platform",
+    "pod_disruption_budget",
+    "pointer",
+    "pointer_content",
+    "read_pointer",
+    "service",
+    "service_fingerprint",
+    "service_name",
+    "wanted_content",
+    "worker_deployment",
+    "worker_selector",
+    "workload",
+    "workload_fingerprint",
+    "workload_name",
+]

@@ -1,0 +1,65 @@
+"""Names and labels of the children: what finds them again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from trtmodel_contract.codec import canonical, encode
+from trtmodel_contract.identity import ModelRef, short_hash
+
+from trtmodel_operator.model import Platform, Spec
+
+API_VERSION = "trtmodel.io/v1alpha1"
+LABEL_MODEL = "trtmodel.io/model"
+LABEL_ROLE = "trtmodel.io/role"
+LABEL_TARGET = "trtmodel.io/target"
+LABEL_PLATFORM = "trtmodel.io/platform"
+LABEL_KIND = "trtmodel.io/kind"
+ROLE_WORKER = "worker"
+ROLE_JOB = "job"
+ANNOTATION_FINGERPRINT = "trtmodel.io/fingerprint"
+GPU_RESOURCE = "nvidia.com/gpu"
+GPU_PRODUCT_LABEL = "nvidia.com/gpu.product"
+PLATFORM_HASH = 8
+
+
+def platform(image: str, pod: Mapping[str, object]) -> Platform:
+    """Image as it is written, and pod settings: what makes workers of one kind."""
+    return Platform(image, short_hash(image, canonical(encode(pod)).decode(), length=PLATFORM_HASH))
+
+
+def workload_name(model: ModelRef, target: str, hash_: str) -> str:
+    """Name of a worker Deployment and of its pointer: at most 40 + 12 + 8 characters and two dashes."""
+    return f"{model.name}-{target}-{hash_}"
+
+
+def keys_name(model: ModelRef) -> str:
+    return f"{model.name}-keys"
+
+
+def service_name(model: ModelRef, spec: Spec) -> str:
+    return spec.serving.service_name or model.name
+
+
+def worker_selector(model: ModelRef) -> str:
+    """Selects exactly the workers' pods, of all targets and platforms, and no Job's: for the scale subresource."""
+    return f"{LABEL_MODEL}={model.name},{LABEL_ROLE}={ROLE_WORKER}"
+
+
+def metadata(model: ModelRef, name: str, labels: Mapping[str, str]) -> dict[str, object]:
+    """Metadata of a child: Kubernetes collects it when the TRTModel is gone."""
+    return {
+        "name": name,
+        "namespace": model.namespace,
+        "labels": {**labels, "app.kubernetes.io/managed-by": "trtmodel-operator"},
+        "ownerReferences": [
+            {
+                "apiVersion": API_VERSION,
+                "kind": "TRTModel",
+                "name": model.name,
+                "uid": model.uid,
+                "controller": True,
+                "blockOwnerDeletion": True,
+            }
+        ],
+    }

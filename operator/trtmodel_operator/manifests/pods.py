@@ -1,0 +1,116 @@
+"""What the pods of workers and Jobs have in common: users, volumes, resources, nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+from trtmodel_contract.codec import canonical, sha256_hex
+
+from trtmodel_operator.manifests.names import GPU_PRODUCT_LABEL, GPU_RESOURCE
+from trtmodel_operator.model import Spec, Target
+
+Manifest = dict[str, Any]
+
+CREDENTIALS_DIR = "/etc/trtmodel/credentials"
+CACHE_DIR = "/var/cache/trtmodel"
+USER = 10001
+
+
+def pod_base(spec: Spec) -> Manifest:
+    """What workers and Jobs have in common: identity, image access, and no privilege at all."""
+    return {
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": USER,
+            "runAsGroup": USER,
+            "fsGroup": USER,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        **filled(
+            serviceAccountName=spec.serving.pod.get("serviceAccountName"),
+            imagePullSecrets=spec.serving.pod.get("imagePullSecrets"),
+        ),
+    }
+
+
+def container_security() -> Manifest:
+    return {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+
+
+def shared_volumes(spec: Spec) -> list[tuple[Manifest, Manifest]]:
+    """Volumes of every pod, each with how it is mounted."""
+    volumes: list[tuple[Manifest, Manifest]] = [
+        ({"name": "tmp", "emptyDir": {"medium": "Memory", "sizeLimit": "256Mi"}}, {"mountPath": "/tmp"}),  # noqa: S108
+        ({"name": "cache", "emptyDir": {}}, {"mountPath": CACHE_DIR}),
+    ]
+    if spec.credentials_secret:
+        # Optional: a missing Secret then shows as AccessDenied with a message; required, the pod would hang in
+        # ContainerCreating, which no status tells. It is mounted as soon as it exists.
+        secret = {"secretName": spec.credentials_secret, "optional": True, "defaultMode": 0o440}
+        volumes.append(({"name": "credentials", "secret": secret}, {"mountPath": CREDENTIALS_DIR, "readOnly": True}))
+    return volumes
+
+
+def mounts(volumes: Sequence[tuple[Manifest, Manifest]]) -> list[Manifest]:
+    return [{"name": volume["name"], **mount} for volume, mount in volumes]
+
+
+def node_selector(target: Target) -> dict[str, str]:
+    product = {GPU_PRODUCT_LABEL: target.gpu} if target.gpu else {}
+    return {**product, **target.node_selector}
+
+
+def resources(defaults: Mapping[str, Mapping[str, str]], asked: object, gpus: int) -> Manifest:
+    """The user's values over ours. Where only one of request and limit is given, our other one gives way to it: a
+    request above its limit would be refused when the pod is created, far from who wrote it."""
+    asked = asked if isinstance(asked, Mapping) else {}
+    requests = {**defaults["requests"], **_amounts(asked.get("requests"))}
+    limits = {**defaults["limits"], **_amounts(asked.get("limits"))}
+    for name in sorted(set(requests) & set(limits)):
+        if _quantity(requests[name]) > _quantity(limits[name]):
+            if name in _amounts(asked.get("requests")) and name not in _amounts(asked.get("limits")):
+                limits[name] = requests[name]
+            elif name not in _amounts(asked.get("requests")):
+                requests[name] = limits[name]
+    if gpus:
+        limits[GPU_RESOURCE] = str(gpus)
+    return {"requests": requests, "limits": limits}
+
+
+def _amounts(value: object) -> dict[str, str]:
+    return {str(k): str(v) for k, v in value.items()} if isinstance(value, Mapping) else {}
+
+
+_UNITS = {"n": Decimal("1e-9"), "u": Decimal("1e-6"), "m": Decimal("1e-3"), "k": Decimal(1000)}
+_UNITS |= {unit: Decimal(1000) ** (i + 2) for i, unit in enumerate("MGTPE")}
+_UNITS |= {f"{unit}i": Decimal(1024) ** (i + 1) for i, unit in enumerate("KMGTPE")}
+
+
+def _quantity(text: str) -> Decimal:
+    """A Kubernetes quantity. What is none counts as 0: the API server refuses it with its own words."""
+    unit = next((u for u in sorted(_UNITS, key=len, reverse=True) if text.endswith(u)), "")
+    try:
+        return Decimal(text[: len(text) - len(unit)]) * _UNITS.get(unit, Decimal(1))
+    except InvalidOperation:
+        return Decimal(0)
+
+
+def strings(value: object) -> dict[str, str]:
+    return {str(k): str(v) for k, v in value.items()} if isinstance(value, Mapping) else {}
+
+
+def filled(**fields: object) -> Manifest:
+    """Only what is not empty: server-side apply would own the empty rest."""
+    return {name: value for name, value in fields.items() if value}
+
+
+def fingerprint(manifest: Manifest) -> str:
+    return sha256_hex(canonical(manifest))[:16]

@@ -1,0 +1,187 @@
+"""The workers' Deployment, the Service in front of them, and the budget for drains."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from trtmodel_contract.control import CONTROL_PORT, HTTP_PORT, METRICS_PORT
+from trtmodel_contract.identity import ModelRef
+from trtmodel_contract.jobs import CREDENTIALS_DIR_ENV
+
+from trtmodel_operator.manifests import pods
+from trtmodel_operator.manifests.names import (
+    ANNOTATION_FINGERPRINT,
+    LABEL_MODEL,
+    LABEL_PLATFORM,
+    LABEL_ROLE,
+    LABEL_TARGET,
+    ROLE_WORKER,
+    keys_name,
+    metadata,
+    service_name,
+)
+from trtmodel_operator.manifests.pods import CACHE_DIR, CREDENTIALS_DIR, Manifest
+from trtmodel_operator.model import ApplyWorkload, Observed, Spec
+
+POINTER_DIR = "/etc/trtmodel/pointer"
+KEYS_DIR = "/etc/trtmodel/keys"
+RESOURCES = {"requests": {"cpu": "250m", "memory": "512Mi"}, "limits": {"cpu": "2", "memory": "2Gi"}}
+
+
+def workload(seen: Observed, apply: ApplyWorkload) -> list[Manifest]:
+    """Everything that one target's workers need, in the order in which it is applied."""
+    assert seen.spec is not None
+    budget = pod_disruption_budget(seen.model, seen.spec)
+    return [
+        service(seen.model, seen.spec),
+        *([budget] if budget else []),
+        worker_deployment(seen.model, seen.spec, apply),
+    ]
+
+
+def workload_fingerprint(model: ModelRef, spec: Spec, apply: ApplyWorkload) -> str:
+    """What the Deployment carries if it is as it should be."""
+    return str(worker_deployment(model, spec, apply)["metadata"]["annotations"][ANNOTATION_FINGERPRINT])
+
+
+def service_fingerprint(model: ModelRef, spec: Spec) -> str:
+    return str(service(model, spec)["metadata"]["annotations"][ANNOTATION_FINGERPRINT])
+
+
+def worker_deployment(model: ModelRef, spec: Spec, apply: ApplyWorkload) -> Manifest:
+    """The workers of one target on one platform, with a fingerprint of everything but the number of replicas."""
+    chosen = {
+        LABEL_MODEL: model.name,
+        LABEL_ROLE: ROLE_WORKER,
+        LABEL_TARGET: apply.target.name,
+        LABEL_PLATFORM: apply.platform.hash,
+    }
+    manifest: Manifest = {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": metadata(model, apply.name, chosen),
+        "spec": {
+            "revisionHistoryLimit": 2,
+            # A worker is replaced only when its successor is ready. Engines change inside running workers, so this
+            # happens for another platform, another timeout and the like, never for another engine.
+            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
+            "selector": {"matchLabels": chosen},
+            "template": {
+                "metadata": {
+                    "labels": {**pods.strings(spec.serving.pod.get("labels")), **chosen},
+                    **pods.filled(annotations=pods.strings(spec.serving.pod.get("annotations"))),
+                },
+                "spec": _worker_pod(model, spec, apply),
+            },
+        },
+    }
+    manifest["metadata"]["annotations"] = {ANNOTATION_FINGERPRINT: pods.fingerprint(manifest)}
+    manifest["spec"]["replicas"] = apply.replicas
+    return manifest
+
+
+def _worker_pod(model: ModelRef, spec: Spec, apply: ApplyWorkload) -> Manifest:
+    volumes = [
+        *pods.shared_volumes(spec),
+        ({"name": "dev-shm", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}}, {"mountPath": "/dev/shm"}),  # noqa: S108
+        ({"name": "pointer", "configMap": {"name": apply.name}}, {"mountPath": POINTER_DIR, "readOnly": True}),
+        ({"name": "keys", "configMap": {"name": keys_name(model)}}, {"mountPath": KEYS_DIR, "readOnly": True}),
+    ]
+    ready = {"httpGet": {"path": "/v2/health/ready", "port": "http"}, "timeoutSeconds": 5}
+    live = {"httpGet": {"path": "/v2/health/live", "port": "http"}, "timeoutSeconds": 5}
+    container = {
+        "name": "worker",
+        "image": apply.platform.image,
+        "imagePullPolicy": "IfNotPresent",
+        "args": ["serve"],
+        "env": [*_worker_env(model, spec), *_extra_env(spec)],
+        "ports": [
+            {"name": "http", "containerPort": HTTP_PORT, "protocol": "TCP"},
+            {"name": "control", "containerPort": CONTROL_PORT, "protocol": "TCP"},
+            {"name": "metrics", "containerPort": METRICS_PORT, "protocol": "TCP"},
+        ],
+        # Half an hour for the first engine: liveness must not kill a worker that still loads.
+        "startupProbe": {**ready, "periodSeconds": 2, "failureThreshold": 900},
+        "readinessProbe": {**ready, "periodSeconds": 2, "failureThreshold": 2},
+        "livenessProbe": {**live, "periodSeconds": 10, "failureThreshold": 3},
+        "resources": pods.resources(RESOURCES, spec.serving.pod.get("resources"), apply.target.gpus),
+        "securityContext": pods.container_security(),
+        "volumeMounts": pods.mounts(volumes),
+    }
+    return {
+        **pods.pod_base(spec),
+        "terminationGracePeriodSeconds": 60,
+        "containers": [container],
+        "volumes": [volume for volume, _ in volumes],
+        **pods.filled(
+            nodeSelector=pods.node_selector(apply.target),
+            tolerations=list(apply.target.tolerations),
+            affinity=spec.serving.pod.get("affinity"),
+            priorityClassName=spec.serving.pod.get("priorityClassName"),
+        ),
+    }
+
+
+def _worker_env(model: ModelRef, spec: Spec) -> list[Manifest]:
+    from_pod = {
+        "POD_NAME": "metadata.name",
+        "POD_UID": "metadata.uid",
+        "POD_NAMESPACE": "metadata.namespace",
+        "NODE_NAME": "spec.nodeName",
+    }
+    plain = {
+        "TRTMODEL_MODEL": model.name,
+        "TRTMODEL_MODEL_UID": model.uid,
+        "TRTMODEL_RUNTIME": spec.engine.runtime,
+        "TRTMODEL_CONTEXTS": str(spec.serving.contexts),
+        "TRTMODEL_REQUEST_TIMEOUT_SECONDS": f"{spec.serving.request_timeout:g}",
+        "TRTMODEL_HEALTH_INTERVAL_SECONDS": f"{spec.serving.health_interval:g}",
+        "TRTMODEL_POINTER_DIR": POINTER_DIR,
+        "TRTMODEL_KEYS_DIR": KEYS_DIR,
+        CREDENTIALS_DIR_ENV: CREDENTIALS_DIR,
+        "TRTMODEL_CACHE_DIR": CACHE_DIR,
+    }
+    return [
+        *({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in from_pod.items()),
+        *({"name": name, "value": value} for name, value in plain.items()),
+    ]
+
+
+def service(model: ModelRef, spec: Spec) -> Manifest:
+    """In front of the workers of all revisions and platforms."""
+    selector = {LABEL_MODEL: model.name, LABEL_ROLE: ROLE_WORKER}
+    manifest: Manifest = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": metadata(model, service_name(model, spec), {LABEL_MODEL: model.name}),
+        "spec": {
+            "type": "ClusterIP",
+            "selector": selector,
+            "ports": [{"name": "http", "port": spec.serving.http_port, "targetPort": "http", "protocol": "TCP"}],
+        },
+    }
+    manifest["metadata"]["annotations"] = {ANNOTATION_FINGERPRINT: pods.fingerprint(manifest)}
+    return manifest
+
+
+def pod_disruption_budget(model: ModelRef, spec: Spec) -> Manifest | None:
+    """One worker at a time may be drained. None for a single worker: it would be of no use, and one that is left from
+    more replicas forbids nothing, since it limits what is unavailable. A worker that is not ready never holds up a
+    drain."""
+    if spec.serving.replicas * len(spec.targets) <= 1:
+        return None
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": metadata(model, model.name, {LABEL_MODEL: model.name}),
+        "spec": {
+            "maxUnavailable": 1,
+            "unhealthyPodEvictionPolicy": "AlwaysAllow",
+            "selector": {"matchLabels": {LABEL_MODEL: model.name, LABEL_ROLE: ROLE_WORKER}},
+        },
+    }
+
+
+def _extra_env(spec: Spec) -> list[Manifest]:
+    extra = spec.serving.pod.get("env")
+    return [dict(e) for e in extra] if isinstance(extra, Sequence) and not isinstance(extra, str) else []
