@@ -21,13 +21,19 @@ from trtmodel_operator.manifests.names import (
     worker_selector,
     workload_name,
 )
-from trtmodel_operator.manifests.pointer import keys, pointer, pointer_content, read_pointer, wanted_content
+from trtmodel_operator.manifests.pointer import (
+    boot_pointer,
+    keys_config_map,
+    pointer_config_map,
+    pointer_content,
+    read_pointer,
+    wanted_content,
+)
 from trtmodel_operator.manifests.workers import (
     pod_disruption_budget,
     service,
     service_fingerprint,
     worker_deployment,
-    workload,
     workload_fingerprint,
 )
 
@@ -40,12 +46,13 @@ __all__ = [
     "LABEL_TARGET",
     "ROLE_JOB",
     "ROLE_WORKER",
+    "boot_pointer",
     "job",
-    "keys",
+    "keys_config_map",
     "keys_name",
     "platform",
     "pod_disruption_budget",
-    "pointer",
+    "pointer_config_map",
     "pointer_content",
     "read_pointer",
     "service",
@@ -54,7 +61,6 @@ __all__ = [
     "wanted_content",
     "worker_deployment",
     "worker_selector",
-    "workload",
     "workload_fingerprint",
     "workload_name",
 ]

@@ -10,19 +10,14 @@ from trtmodel_contract.jobs import CREDENTIALS_DIR_ENV, TASK_ENV
 from trtmodel_operator.manifests import pods
 from trtmodel_operator.manifests.names import LABEL_KIND, LABEL_MODEL, LABEL_ROLE, LABEL_TARGET, ROLE_JOB, metadata
 from trtmodel_operator.manifests.pods import CACHE_DIR, CREDENTIALS_DIR, Manifest
-from trtmodel_operator.model import CreateJob, JobKind, Observed, Spec
+from trtmodel_operator.model import CreateJob, JobKind, Spec
 
 TTL = 86400  # seconds: the evidence of a failure stays for a day
 RESOURCES = {"requests": {"cpu": "250m", "memory": "512Mi"}, "limits": {"cpu": "2", "memory": "4Gi"}}
 
 
-def job(seen: Observed, create: CreateJob) -> Manifest:
+def job(model: ModelRef, spec: Spec, create: CreateJob) -> Manifest:
     """A resolve or build Job. Its name says what it does, so creating it twice is one Job."""
-    assert seen.spec is not None
-    return _job(seen.model, seen.spec, create)
-
-
-def _job(model: ModelRef, spec: Spec, create: CreateJob) -> Manifest:
     building = create.kind is JobKind.BUILD
     labels = {
         LABEL_MODEL: model.name,

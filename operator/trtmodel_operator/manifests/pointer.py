@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from trtmodel_contract.codec import DocumentError, canonical, encode, loads, sha256_hex
+from collections.abc import Callable, Mapping
+
+from trtmodel_contract.codec import DocumentError, canonical, dumps, encode, loads, sha256_hex
 from trtmodel_contract.control import (
     KEYS_FILE,
     POINTER_FILE,
@@ -12,13 +14,30 @@ from trtmodel_contract.control import (
     SignedArtifact,
 )
 from trtmodel_contract.identity import ModelRef, Storage
-from trtmodel_contract.signing import Signature
+from trtmodel_contract.signing import KeySet, Signature
 
 from trtmodel_operator.manifests.names import LABEL_MODEL, LABEL_TARGET, keys_name, metadata
 from trtmodel_operator.manifests.pods import Manifest
-from trtmodel_operator.model import ApplyPointer, Artifact, Deployed, Observed, ObservedPointer
+from trtmodel_operator.model import ApplyPointer, Artifact, Deployed, ObservedPointer
 
 _UNSIGNED = Signature("", "")
+
+
+def boot_pointer(
+    model: ModelRef, storage: Storage, apply: ApplyPointer, sign: Callable[[str], Signature]
+) -> BootPointer:
+    """What the workers of one target boot from: only that target's engines are named. `sign` gives the signature over
+    an artifact of this model by its manifest digest."""
+
+    def entry(deployed: Deployed) -> PointerEntry:
+        mine = [a for a in deployed.artifacts if a.target == apply.target]
+        signed = {
+            a.load_key: SignedArtifact(deployed.revision, a.manifest_digest, sign(a.manifest_digest)) for a in mine
+        }
+        return PointerEntry(deployed.revision, signed)
+
+    standby = entry(apply.standby) if apply.standby else None
+    return BootPointer(model, storage, apply.sequence, entry(apply.stable), standby)
 
 
 def pointer_content(pointer: BootPointer) -> str:
@@ -33,14 +52,7 @@ def pointer_content(pointer: BootPointer) -> str:
 
 def wanted_content(model: ModelRef, storage: Storage, apply: ApplyPointer) -> str:
     """`pointer_content` of what `apply` comes to."""
-
-    def entry(deployed: Deployed) -> PointerEntry:
-        mine = [a for a in deployed.artifacts if a.target == apply.target]
-        signed = {a.load_key: SignedArtifact(deployed.revision, a.manifest_digest, _UNSIGNED) for a in mine}
-        return PointerEntry(deployed.revision, signed)
-
-    standby = entry(apply.standby) if apply.standby else None
-    return pointer_content(BootPointer(model, storage, apply.sequence, entry(apply.stable), standby))
+    return pointer_content(boot_pointer(model, storage, apply, lambda _: _UNSIGNED))
 
 
 def read_pointer(name: str, target: str, text: str) -> ObservedPointer:
@@ -68,21 +80,21 @@ def read_pointer(name: str, target: str, text: str) -> ObservedPointer:
     )
 
 
-def pointer(seen: Observed, apply: ApplyPointer, text: str, signature: str) -> Manifest:
-    """`text` is the pointer's exact text, `signature` the JSON of the Signature over it."""
+def pointer_config_map(model: ModelRef, apply: ApplyPointer, text: bytes, signature: Signature) -> Manifest:
+    """`text` is the pointer's exact bytes, `signature` the one over `signing.pointer_payload(text)`."""
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": metadata(seen.model, apply.workload, {LABEL_MODEL: seen.model.name, LABEL_TARGET: apply.target}),
-        "data": {POINTER_FILE: text, POINTER_SIGNATURE_FILE: signature},
+        "metadata": metadata(model, apply.workload, {LABEL_MODEL: model.name, LABEL_TARGET: apply.target}),
+        "data": {POINTER_FILE: text.decode(), POINTER_SIGNATURE_FILE: canonical(encode(signature)).decode()},
     }
 
 
-def keys(seen: Observed, text: str) -> Manifest:
-    """The public keys that the workers of this model trust: `text` is the KeySet document."""
+def keys_config_map(model: ModelRef, keys: Mapping[str, str]) -> Manifest:
+    """The public keys (key id -> base64) that the workers of this model trust."""
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": metadata(seen.model, keys_name(seen.model), {LABEL_MODEL: seen.model.name}),
-        "data": {KEYS_FILE: text},
+        "metadata": metadata(model, keys_name(model), {LABEL_MODEL: model.name}),
+        "data": {KEYS_FILE: dumps(KeySet(keys)).decode()},
     }

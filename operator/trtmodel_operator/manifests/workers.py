@@ -21,22 +21,11 @@ from trtmodel_operator.manifests.names import (
     service_name,
 )
 from trtmodel_operator.manifests.pods import CACHE_DIR, CREDENTIALS_DIR, Manifest
-from trtmodel_operator.model import ApplyWorkload, Observed, Spec
+from trtmodel_operator.model import ApplyWorkload, Spec
 
 POINTER_DIR = "/etc/trtmodel/pointer"
 KEYS_DIR = "/etc/trtmodel/keys"
 RESOURCES = {"requests": {"cpu": "250m", "memory": "512Mi"}, "limits": {"cpu": "2", "memory": "2Gi"}}
-
-
-def workload(seen: Observed, apply: ApplyWorkload) -> list[Manifest]:
-    """Everything that one target's workers need, in the order in which it is applied."""
-    assert seen.spec is not None
-    budget = pod_disruption_budget(seen.model, seen.spec)
-    return [
-        service(seen.model, seen.spec),
-        *([budget] if budget else []),
-        worker_deployment(seen.model, seen.spec, apply),
-    ]
 
 
 def workload_fingerprint(model: ModelRef, spec: Spec, apply: ApplyWorkload) -> str:
