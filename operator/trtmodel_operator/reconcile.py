@@ -10,6 +10,7 @@ import asyncio
 import dataclasses
 import itertools
 import logging
+from collections.abc import Callable
 
 from trtmodel_contract.codec import encode
 
@@ -56,6 +57,7 @@ class Reconciler:
     clock: Clock
     metrics: Metrics
     default_image: str
+    decide: Callable[[Observed], Decision] = decide
 
     async def reconcile(self, key: Key) -> float | None:
         """Seconds until the next pass is wanted; None = when something happens. Raises Conflict, ClusterError."""
@@ -82,7 +84,7 @@ class Reconciler:
             now=self.clock.now(),
         )
         self.workers.follow(key, {w.uid: (w.ip, w.report.version if w.report else 0) for w in _reachable(observed)})
-        decision = decide(observed)
+        decision = self.decide(observed)
         log.debug("rule %s: %s", decision.rule, decision.situation.message)
         if decision.memory != observed.memory:
             await self.cluster.write_memory(key, raw["metadata"]["resourceVersion"], encode(decision.memory))
@@ -108,19 +110,23 @@ class Reconciler:
         return unanswered
 
     async def _effect(self, observed: Observed, action: Action) -> None:
+        model, spec = observed.model, observed.spec
+        if isinstance(action, DeleteJob):
+            await self.cluster.delete_job((model.namespace, model.name), action.name)
+            return
+        assert spec is not None, "without a spec nothing is created"
         match action:
             case CreateJob():
-                await self.cluster.create_job(manifests.job(observed, action))
-            case DeleteJob(name):
-                await self.cluster.delete_job((observed.model.namespace, observed.model.name), name)
-            case ApplyPointer() if observed.spec is not None:
-                pointer = signing.boot_pointer(self.signer, observed.model, observed.spec.storage, action)
-                text, signature = signing.signed_text(self.signer, pointer)
-                await self.cluster.apply(manifests.keys(observed, signing.keys_text(self.signer)))
-                await self.cluster.apply(manifests.pointer(observed, action, text, signature))
+                await self.cluster.create_job(manifests.job(model, spec, action))
+            case ApplyPointer():
+                # The keys first: a worker that reads the pointer must know who signed it.
+                await self.cluster.apply(manifests.keys_config_map(model, self.signer.public_keys()))
+                await self.cluster.apply(signing.pointer_config_map(self.signer, model, spec.storage, action))
             case ApplyWorkload():
-                for manifest in manifests.workload(observed, action):
-                    await self.cluster.apply(manifest)
+                await self.cluster.apply(manifests.service(model, spec))
+                await self.cluster.apply(manifests.worker_deployment(model, spec, action))
+                if budget := manifests.pod_disruption_budget(model, spec):
+                    await self.cluster.apply(budget)
 
     async def _send(self, observed: Observed, decision: Decision, signal: Signal) -> bool:
         request = signing.desired_request(self.signer, observed.model, decision.memory.sequence, signal)

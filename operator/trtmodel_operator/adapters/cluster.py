@@ -31,6 +31,7 @@ _CHILDREN = {
     "ConfigMap": "/api/v1/namespaces/{}/configmaps",
     "Service": "/api/v1/namespaces/{}/services",
 }
+_APPLIED = _CHILDREN | {"PodDisruptionBudget": "/apis/policy/v1/namespaces/{}/poddisruptionbudgets"}
 
 log = logging.getLogger(__name__)
 
@@ -169,7 +170,7 @@ def _model_path(key: Key) -> str:
 
 def _child_path(manifest: Json) -> str:
     meta = manifest["metadata"]
-    return f"{_CHILDREN[manifest['kind']].format(quote(meta['namespace']))}/{quote(meta['name'])}"
+    return f"{_APPLIED[manifest['kind']].format(quote(meta['namespace']))}/{quote(meta['name'])}"
 
 
 def _lease_path(namespace: str, name: str) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import datetime
 import logging
-import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from trtmodel_contract.codec import DocumentError, decode, loads
@@ -20,7 +19,6 @@ from trtmodel_operator import manifests
 from trtmodel_operator import spec as specs
 from trtmodel_operator.adapters.cluster import owner_uid
 from trtmodel_operator.model import (
-    Command,
     JobKind,
     JobState,
     Memory,
@@ -50,7 +48,6 @@ _WAITING_TROUBLE = (
     "RunContainerError",
     "CrashLoopBackOff",
 )
-_COMMAND = re.compile(r"(?P<verb>[a-z-]{1,32})(@(?P<revision>[0-9a-f]{1,64}))?#(?P<nonce>\S{1,64})")
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +75,7 @@ async def observe(
         spec=spec,
         spec_error=spec_error,
         memory=memory_of(raw),
-        command=_command(meta.get("annotations") or {}),
+        command=specs.parse_command((meta.get("annotations") or {}).get(ANNOTATION_COMMAND)),
         jobs=tuple(job for raw_job in own.get("Job", ()) if (job := _job(raw_job, pods)) is not None),
         workloads=tuple(_workload(d) for d in own.get("Deployment", ())),
         pointers=tuple(p for c in own.get("ConfigMap", ()) if (p := _pointer(c)) is not None),
@@ -104,17 +101,9 @@ def memory_of(raw: Json) -> Memory:
 
 def _spec(raw: Json) -> tuple[Spec | None, str]:
     try:
-        return specs.parse(raw.get("spec") or {}), ""
+        return specs.parse(raw.get("spec")), ""
     except specs.SpecError as e:
         return None, str(e)
-
-
-def _command(annotations: Mapping[str, str]) -> Command | None:
-    text = annotations.get(ANNOTATION_COMMAND, "").strip()[:200]
-    if not text:
-        return None
-    match = _COMMAND.fullmatch(text)
-    return Command(match["verb"], match["revision"] or "", text) if match else Command("", "", text)
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -233,7 +222,7 @@ def _workload(deployment: Json) -> ObservedWorkload:
     labels = meta.get("labels") or {}
     failure = _condition(status, "ReplicaFailure") or {}
     spec = deployment.get("spec") or {}
-    containers = ((spec.get("template") or {}).get("spec") or {}).get("containers") or ({},)
+    containers: Sequence[Json] = ((spec.get("template") or {}).get("spec") or {}).get("containers") or ({},)
     return ObservedWorkload(
         name=meta["name"],
         target=labels.get(manifests.LABEL_TARGET, ""),

@@ -12,22 +12,20 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from trtmodel_contract.codec import canonical, dumps, encode
 from trtmodel_contract.control import (
-    BootPointer,
     DesiredEngine,
     DesiredModel,
     DesiredRequest,
     DesiredState,
     Fence,
-    PointerEntry,
     Routes,
     SignedArtifact,
 )
 from trtmodel_contract.identity import ModelRef, Storage
-from trtmodel_contract.signing import KeySet, Signature, artifact_payload, key_id, pointer_payload
+from trtmodel_contract.signing import Signature, artifact_payload, key_id, pointer_payload
 
-from trtmodel_operator.model import ApplyPointer, Deployed, Signal
+from trtmodel_operator import manifests
+from trtmodel_operator.model import ApplyPointer, Signal
 from trtmodel_operator.ports import ClusterError, Conflict, Json, Signer
 
 SECRET_FIELD = "ed25519"  # base64 of the raw 32 bytes of the private key
@@ -98,35 +96,13 @@ def desired_request(signer: Signer, model: ModelRef, sequence: int, signal: Sign
     return DesiredRequest(DesiredState(Fence(model.uid, sequence), {model.name: desired}))
 
 
-def boot_pointer(signer: Signer, model: ModelRef, storage: Storage, action: ApplyPointer) -> BootPointer:
-    """What the workers of one target boot from: only that target's engines are named."""
-    return BootPointer(
-        model=model,
-        storage=storage,
-        sequence=action.sequence,
-        stable=_entry(signer, model, action.stable, action.target),
-        standby=_entry(signer, model, action.standby, action.target) if action.standby else None,
+def pointer_config_map(signer: Signer, model: ModelRef, storage: Storage, action: ApplyPointer) -> Json:
+    """What the workers of one target boot from, signed as it is stored."""
+    pointer = manifests.boot_pointer(
+        model, storage, action, lambda digest: signer.sign(artifact_payload(model, digest))
     )
-
-
-def signed_text(signer: Signer, pointer: BootPointer) -> tuple[str, str]:
-    """The pointer's exact text, and the JSON of the signature over it."""
     text = pointer.text()
-    return text.decode(), canonical(encode(signer.sign(pointer_payload(text)))).decode()
-
-
-def keys_text(signer: Signer) -> str:
-    """Content of keys.json."""
-    return dumps(KeySet(signer.public_keys())).decode()
-
-
-def _entry(signer: Signer, model: ModelRef, deployed: Deployed, target: str) -> PointerEntry:
-    artifacts = {
-        a.load_key: _signed(signer, model, deployed.revision, a.manifest_digest)
-        for a in deployed.artifacts
-        if a.target == target
-    }
-    return PointerEntry(deployed.revision, artifacts)
+    return manifests.pointer_config_map(model, action, text, signer.sign(pointer_payload(text)))
 
 
 def _signed(signer: Signer, model: ModelRef, revision: str, digest: str) -> SignedArtifact:
