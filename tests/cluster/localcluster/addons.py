@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import string
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
@@ -12,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from . import settings as fixed
-from .settings import HERE, ClusterError
+from .files import filled
+from .settings import ClusterError
 from .shell import run
 
 _SECONDS = 60.0
@@ -39,7 +39,7 @@ class Kubectl:
 
     def apply(self, manifest: str, values: Mapping[str, str]) -> None:
         """Apply a manifest of manifests/ with its ${NAMES} filled in."""
-        text = string.Template((HERE / "manifests" / manifest).read_text()).substitute(values)
+        text = filled(manifest, values)
         self("apply", "--server-side", "--field-manager=trtmodel-cluster", "--force-conflicts", "-f", "-", stdin=text)
 
 

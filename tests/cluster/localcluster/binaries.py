@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,12 +77,12 @@ def located(settings: Settings) -> Binaries:
     return Binaries({m.name: _folder(settings, m) for m in MODULES})
 
 
-def build(settings: Settings) -> Binaries:
-    """Build what the cache lacks. Raises ClusterError with the end of the build's log."""
+def build(settings: Settings, names: Collection[str] = ()) -> Binaries:
+    """Build what the cache lacks of the named modules, or of all. Raises ClusterError with the end of the log."""
     go = ""
     for module in MODULES:
         folder = _folder(settings, module)
-        if folder.exists():
+        if folder.exists() or (names and module.name not in names):
             continue
         go = go or host.go_toolchain(settings)
         say(f"building {module.name} from its Go module (once, about {module.takes})")

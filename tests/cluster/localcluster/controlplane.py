@@ -55,8 +55,10 @@ def start_controllers(settings: Settings, components: Components, binaries: Bina
 
     def common(name: str) -> list[str | Path]:
         config = pki / f"{name}.conf"
-        return [binaries.kubernetes(name), "--kubeconfig", config, "--authentication-kubeconfig", config,
-                "--authorization-kubeconfig", config, "--bind-address", "127.0.0.1", "--leader-elect=false"]  # fmt: skip
+        return [
+            binaries.kubernetes(name), "--kubeconfig", config, "--authentication-kubeconfig", config,
+            "--authorization-kubeconfig", config, "--bind-address", "127.0.0.1", "--leader-elect=false",
+        ]  # fmt: skip
 
     components.start(
         "kube-controller-manager",
@@ -64,6 +66,7 @@ def start_controllers(settings: Settings, components: Components, binaries: Bina
          "--root-ca-file", pki / "ca.crt", "--service-account-private-key-file", pki / "sa.key",
          "--cluster-signing-cert-file", pki / "ca.crt", "--cluster-signing-key-file", pki / "ca.key",
          "--cluster-cidr", POD_CIDR, "--service-cluster-ip-range", SERVICE_CIDR, "--allocate-node-cidrs=false",
+         "--flex-volume-plugin-dir", settings.run / "kubelet/volume-plugins",
          "--terminated-pod-gc-threshold", "200"],
         ports=(("127.0.0.1", 10257),),
     )  # fmt: skip

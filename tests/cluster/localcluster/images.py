@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import tarfile
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from pathlib import Path
 from . import content, host
 from .binaries import Binaries
 from .settings import HERE, ClusterError, Settings
-from .shell import run, say
+from .shell import run, say, succeeds
 from .store import Store
 
 _BUILD_SECONDS = 1800.0
@@ -37,6 +38,11 @@ class Product:
     requirements: str
     sources: tuple[str, ...]
 
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Everything that decides the image."""
+        return (self.dockerfile, self.requirements, *self.sources)
+
 
 PRODUCTS = (
     Product(
@@ -54,12 +60,10 @@ PRODUCTS = (
 )
 
 
-def product_ref(clone: Path, product: Product, base: str) -> str:
-    """The content-hash reference of a product image on a base. Raises ClusterError when a source is missing."""
-    paths = [clone / p for p in (product.dockerfile, product.requirements, *product.sources)]
-    if missing := [str(p) for p in paths if not p.exists()]:
-        raise ClusterError(f"the {product.name} image needs {', '.join(missing)}")
-    return f"localhost/trtmodel-{product.name}:{content.key(paths, base, relative_to=clone)}"
+def product_ref(root: Path, product: Product, base: str) -> str:
+    """The content-hash reference of a product image on a base, from the files below `root`."""
+    paths = [root / p for p in product.paths]
+    return f"localhost/trtmodel-{product.name}:{content.key(paths, base, relative_to=root)}"
 
 
 class Images:
@@ -70,25 +74,45 @@ class Images:
         self._work = settings.cache / "buildah"
         self.store = Store(settings.cache / "images")
 
-    def _buildah(self, command: str, *args: str | Path) -> None:
-        self._work.mkdir(parents=True, exist_ok=True)
+    def _buildah(self, command: str) -> list[str | Path]:
+        """A buildah command with a storage of its own: nothing is shared with the host's containers."""
+        driver = os.environ.get("STORAGE_DRIVER", "overlay")
+        return ["buildah", "--root", self._work / "storage", "--runroot", self._work / "run",
+                "--storage-driver", driver, command]  # fmt: skip
+
+    def _policy(self) -> list[str | Path]:
         policy = self._work / "policy.json"
-        policy.write_text('{"default":[{"type":"insecureAcceptAnything"}]}')
-        # Its own storage: nothing is shared with the host's containers. The log keeps the last command's words.
-        run(
-            ["buildah", "--root", self._work / "storage", "--runroot", self._work / "run",
-             "--storage-driver", os.environ.get("STORAGE_DRIVER", "overlay"),
-             command, "--signature-policy", policy, *args],
-            timeout=_BUILD_SECONDS,
-            log=self._settings.cache / "log" / "buildah.log",
-        )  # fmt: skip
+        if not policy.exists():
+            self._work.mkdir(parents=True, exist_ok=True)
+            policy.write_text('{"default":[{"type":"insecureAcceptAnything"}]}')
+        return ["--signature-policy", policy]
 
     def _build(self, ref: str, dockerfile: Path, context: Path, *args: str) -> str:
-        self._buildah("bud", "--layers", "--isolation", "chroot", "--network", "host", "--pull-never",
-                      *args, "-f", dockerfile, "-t", ref, context)  # fmt: skip
-        self._buildah("push", "--disable-compression", ref, f"oci:{self.store.path}:{ref}")
-        self.store.prune(ref.rpartition(":")[0])
+        log = self._settings.cache / "log" / f"image-{ref.rpartition('/')[2].partition(':')[0]}.log"
+        log.unlink(missing_ok=True)
+        run(
+            [*self._buildah("bud"), *self._policy(), "--layers", "--isolation", "chroot", "--network", "host",
+             "--pull-never", *args, "-f", dockerfile, "-t", ref, context],
+            timeout=_BUILD_SECONDS, log=log,
+        )  # fmt: skip
+        self._export(ref)
+        for old in self.store.prune(ref.rpartition(":")[0]):
+            succeeds([*self._buildah("rmi"), old], timeout=60)
+            succeeds([*self._buildah("rmi"), "--prune"], timeout=60)
         return ref
+
+    def _export(self, ref: str) -> None:
+        """Copy an image from buildah's storage to the store."""
+        target = f"docker-archive:/dev/stdout:{ref}"
+        command = [str(a) for a in (*self._buildah("push"), "--quiet", *self._policy(), ref, target)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as push:
+            assert push.stdout is not None
+            assert push.stderr is not None
+            try:
+                self.store.add(ref, push.stdout)
+            except (tarfile.ReadError, KeyError) as e:
+                push.kill()
+                raise ClusterError(f"buildah did not hand out {ref}: {push.stderr.read().decode()[-500:]}") from e
 
     def infrastructure(self, binaries: Binaries) -> dict[str, str]:
         """References of pause, coredns and versitygw: each one static binary from scratch."""
@@ -121,7 +145,12 @@ class Images:
                      _SUITE, rootfs, _debian_mirror()],
                     timeout=_BUILD_SECONDS, log=log,
                 )  # fmt: skip
-                for pattern in ("var/cache/apt/archives/*.deb", "var/lib/apt/lists/*_*", "usr/share/doc/*", "usr/share/man/*"):
+                for pattern in (
+                    "var/cache/apt/archives/*.deb",
+                    "var/lib/apt/lists/*_*",
+                    "usr/share/doc/*",
+                    "usr/share/man/*",
+                ):
                     for path in rootfs.glob(pattern):
                         shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
                 context = Path(tmp) / "context"
@@ -130,24 +159,25 @@ class Images:
                      "-cf", context / "rootfs.tar", "."], timeout=300)  # fmt: skip
                 shutil.rmtree(rootfs)
                 self._build(ref, HERE / "images" / "base.Dockerfile", context)
-        elif not self._has_layers(ref):
+        elif not succeeds([*self._buildah("inspect"), "--type", "image", ref]):
             # The build storage was deleted: product builds need the base there.
-            self._buildah("pull", f"oci:{self.store.path}:{ref}")
-            self._buildah("tag", f"oci:{self.store.path}:{ref}", ref)
+            with tempfile.TemporaryDirectory(dir=self._settings.cache, prefix="base-") as tmp:
+                archive = Path(tmp) / "base.tar"
+                with archive.open("wb") as out:
+                    self.store.write_archive(ref, out, set())
+                pulled = run(
+                    [*self._buildah("pull"), "--quiet", *self._policy(), f"oci-archive:{archive}"], timeout=300
+                )
+                run([*self._buildah("tag"), pulled.strip(), ref], timeout=60)
         return ref
-
-    def _has_layers(self, ref: str) -> bool:
-        return (
-            subprocess.run(
-                ["buildah", "--root", str(self._work / "storage"), "--runroot", str(self._work / "run"),
-                 "--storage-driver", os.environ.get("STORAGE_DRIVER", "overlay"), "inspect", "--type", "image", ref],
-                capture_output=True, timeout=60,
-            ).returncode == 0
-        )  # fmt: skip
 
     def _wheelhouse(self, requirements: Path) -> Path:
         """The wheels of a requirements file, for the image's Python, downloaded outside of the build."""
-        folder = self._settings.cache / "wheels" / f"{requirements.stem}-{content.key([requirements], relative_to=requirements.parent)}"
+        folder = (
+            self._settings.cache
+            / "wheels"
+            / f"{requirements.stem}-{content.key([requirements], relative_to=requirements.parent)}"
+        )
         if not folder.exists():
             say(f"downloading the wheels of {requirements.name} (once)")
             venv = self._settings.cache / "pip"
@@ -165,20 +195,19 @@ class Images:
 
     def product(self, product: Product) -> str:
         """Build one of the product's images, if it is not there, and return its reference."""
-        clone = self._settings.clone
         base = self.base_ref()
-        ref = product_ref(clone, product, base)
-        if self.store.digest(ref) is not None:
-            return ref
-        self.base()
-        wheels = self._wheelhouse(clone / product.requirements)
-        say(f"building {ref}")
         with tempfile.TemporaryDirectory(dir=self._settings.cache, prefix="context-") as tmp:
-            context = Path(tmp)
-            for name in (product.dockerfile, product.requirements, *product.sources):
-                _copy(clone / name, context / name)
+            context = Path(tmp)  # a copy: named by what is built, also while somebody edits
+            for name in product.paths:
+                _copy(self._settings.clone / name, context / name)
+            ref = product_ref(context, product, base)
+            if self.store.digest(ref) is not None:
+                return ref
+            self.base()
+            wheels = self._wheelhouse(context / product.requirements)
             for path in [*context.rglob("*"), context]:
                 os.utime(path, (_EPOCH, _EPOCH))
+            say(f"building {ref}")
             return self._build(
                 ref, context / product.dockerfile, context,
                 "--build-arg", f"BASE={base}",
@@ -188,6 +217,8 @@ class Images:
 
 
 def _copy(source: Path, target: Path) -> None:
+    if not source.exists():
+        raise ClusterError(f"the image needs {source}, which is missing")
     target.parent.mkdir(parents=True, exist_ok=True)
     if source.is_dir():
         shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
@@ -199,7 +230,9 @@ def _debian_mirror() -> str:
     """DEBIAN_MIRROR, else the mirror that this machine's apt uses, which may be the only one it reaches."""
     if mirror := os.environ.get("DEBIAN_MIRROR"):
         return mirror
-    sites = run(["apt-get", "indextargets", "--format", "$(SITE) $(ORIGIN) $(CODENAME)", "Created-By: Packages"], timeout=60)
+    sites = run(
+        ["apt-get", "indextargets", "--format", "$(SITE) $(ORIGIN) $(CODENAME)", "Created-By: Packages"], timeout=60
+    )
     for line in sites.splitlines():
         site, _, rest = line.partition(" ")
         if rest == f"Debian {_SUITE}":

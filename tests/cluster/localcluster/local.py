@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from . import addons, binaries, controlplane, host, lock, network, node, pki
 from .addons import Kubectl
@@ -51,13 +53,10 @@ class Local:
         """Start or heal the cluster and return when it serves: node Ready, DNS and S3 answering, GPUs counted."""
         host.require_root()
         with lock.exclusive(self._settings):
-            host.install_packages()
+            self._claim()
             built = binaries.build(self._settings)
             own = self._images.infrastructure(built)
             base = self._images.base()
-            self._forget_a_lost_clones_state()
-            network.claim(self._settings)
-            lock.take(self._settings)
             network.set_up()
             pki.create(self._settings)
             self._link_tools(built)
@@ -89,7 +88,9 @@ class Local:
             if purge:
                 self._delete_state()
                 lock.release(self._settings)
-        say("the cluster is down" + (", its state deleted" if purge else f"; its state is kept in {self._settings.run}"))
+        say(
+            "the cluster is down" + (", its state deleted" if purge else f"; its state is kept in {self._settings.run}")
+        )
 
     def load(self, what: str) -> None:
         """Load an image of the cache by name, or an image archive by path."""
@@ -108,7 +109,7 @@ class Local:
         """Build the product's images, load them if the cluster is up, and return their references."""
         host.require_root()
         with lock.exclusive(self._settings):
-            host.install_packages()
+            self._claim()
             refs = {p.name: self._images.product(p) for p in PRODUCTS}
             if self._components.alive("containerd"):
                 self._load(list(refs.values()))
@@ -137,7 +138,9 @@ class Local:
             known = self._components.identity(name)
             alive = known is not None and known.alive()
             detail = "not started" if known is None else f"pid {known.pid}" if alive else "DIED"
-            rows.append((name, alive, detail if alive or known is None else f"{detail}, log: {self._components.log(name)}"))
+            rows.append(
+                (name, alive, detail if alive or known is None else f"{detail}, log: {self._components.log(name)}")
+            )
         api = self._components.alive("kube-apiserver") and self._api_ready()
         rows.append(("api", api, "ready" if api else "does not answer"))
         found = self._node() if api else None
@@ -152,7 +155,7 @@ class Local:
         rows.append(("s3", s3, f"answers at {S3_ENDPOINT}" if s3 else "does not answer"))
         return rows
 
-    def _node(self) -> dict[str, object] | None:
+    def _node(self) -> dict[str, Any] | None:
         return self._kubectl.get("node", NODE)
 
     def _api_ready(self) -> bool:
@@ -161,7 +164,7 @@ class Local:
         except ClusterError:
             return False
 
-    def _wait(self, what: str, condition, *names: str) -> None:  # type: ignore[no-untyped-def]
+    def _wait(self, what: str, condition: Callable[[], bool], *names: str) -> None:
         wait_for(what, condition, seconds=120, check=lambda: self._components.require_alive(*names))
 
     def _require_containerd(self) -> None:
@@ -182,12 +185,16 @@ class Local:
                 link.unlink(missing_ok=True)
                 link.symlink_to(target)
 
-    def _forget_a_lost_clones_state(self) -> None:
+    def _claim(self) -> None:
+        """Make the machine this clone's, after the packages that tell about it are there."""
+        host.install_packages()
         held = lock.owner(self._settings)
         if held is not None and held != str(self._settings.clone):
             say(f"the clone {held} is gone: its cluster is removed")
             self._stop()
             self._delete_state()
+        network.claim(self._settings)
+        lock.take(self._settings)
 
     def _stop(self) -> None:
         # The kubelet first: it would start again what is ended. containerd last: it ends the containers.
@@ -211,15 +218,16 @@ class Local:
 class _Background(threading.Thread):
     """A step beside the main one; `join` raises what it raised."""
 
-    def __init__(self, step) -> None:  # type: ignore[no-untyped-def]
+    def __init__(self, step: Callable[[], None]) -> None:
         super().__init__(daemon=True)
-        self._step, self._error = step, None
+        self._step = step
+        self._error: BaseException | None = None
         self.start()
 
     def run(self) -> None:
         try:
             self._step()
-        except BaseException as e:  # noqa: BLE001 - handed to the thread that joins
+        except BaseException as e:  # handed to the thread that joins
             self._error = e
 
     def join(self, timeout: float | None = None) -> None:

@@ -60,6 +60,8 @@ def exclusive(settings: Settings) -> Iterator[None]:
         refuse_another_clones(settings)
         yield
     finally:
+        if owner(settings) is None:
+            path.unlink(missing_ok=True)
         os.close(fd)
 
 
@@ -69,5 +71,5 @@ def take(settings: Settings) -> None:
 
 
 def release(settings: Settings) -> None:
-    """Forget the owner. Call it under the lock."""
-    settings.owner_file.unlink(missing_ok=True)
+    """Forget the owner. Call it under the lock, which removes the file at its end."""
+    settings.owner_file.write_text("")

@@ -9,8 +9,10 @@ import json
 import re
 import shlex
 from collections import defaultdict
+from contextlib import suppress
 from pathlib import Path
 
+from . import traces
 from .settings import NODE_IP, NODE_LINK, POD_LINK, SERVICE_CIDR, ClusterError, Settings
 from .shell import run, succeeds
 
@@ -66,20 +68,21 @@ def claim(settings: Settings) -> None:
         return
     for module in ("br_netfilter", "overlay"):
         succeeds(["modprobe", module])  # built in, on some kernels
-    traces = [f"link {n}" for n in (NODE_LINK, POD_LINK) if _link_exists(n)]
+    signs = [f"link {n}" for n in (NODE_LINK, POD_LINK) if _link_exists(n)]
     if route := _ip("route", "show", "exact", SERVICE_CIDR).strip():
-        traces.append(f"route {route}")
-    traces += [f"chain {chain} in {table}" for _, table, chain in _chains() if chain == "KUBE-SERVICES"]
-    traces += [f"cgroup {path}" for path in pod_cgroups()]
-    if traces:
+        signs.append(f"route {route}")
+    signs += [f"chain {chain} in {table}" for _, table, chain in _chains() if chain == "KUBE-SERVICES"]
+    signs += [f"cgroup {path}" for path in pod_cgroups()]
+    if signs:
         raise ClusterError(
             "this machine carries traces of another cluster, which is left alone:\n  "
-            + "\n  ".join(traces)
+            + "\n  ".join(signs)
             + "\nStop that one, or use CLUSTER=kind"
         )
     sysctls = {n: _sysctl(n).read_text().strip() for n in _SYSCTLS if _sysctl(n).exists()}
     settings.run.mkdir(parents=True, exist_ok=True)
-    _snapshot_file(settings).write_text(json.dumps({"sysctls": sysctls, "chains": _chains()}) + "\n")
+    before = {"sysctls": sysctls, "chains": _chains(), "paths": traces.present()}
+    _snapshot_file(settings).write_text(json.dumps(before) + "\n")
 
 
 def set_up() -> None:
@@ -119,14 +122,13 @@ def put_back(settings: Settings) -> None:
         for folder in sorted((p for p in path.rglob("*") if p.is_dir()), key=lambda p: -len(p.parts)):
             _remove_folder(folder)
         _remove_folder(path)
+    traces.remove_except(before["paths"])
     _snapshot_file(settings).unlink()
 
 
 def _remove_folder(path: Path) -> None:
-    try:
+    with suppress(OSError):  # a task is still ending in it; the kernel has no forced removal
         path.rmdir()
-    except OSError:
-        pass  # a task is still ending in it; the kernel has no forced removal
 
 
 def pod_cgroups() -> list[Path]:

@@ -56,9 +56,7 @@ def _certificate(pki: Path, name: str, subject: str, names: str = "") -> None:
         return
     request, extensions = pki / f"{name}.csr", pki / f"{name}.ext"
     _openssl("req", "-new", *_CURVE, "-subj", subject, "-keyout", pki / f"{name}.key", "-out", request)
-    extensions.write_text(
-        "extendedKeyUsage=clientAuth,serverAuth\n" + (f"subjectAltName={names}\n" if names else "")
-    )
+    extensions.write_text("extendedKeyUsage=clientAuth,serverAuth\n" + (f"subjectAltName={names}\n" if names else ""))
     _openssl("x509", "-req", "-in", request, "-CA", pki / "ca.crt", "-CAkey", pki / "ca.key",
              "-CAcreateserial", "-days", _DAYS, "-extfile", extensions, "-out", pki / f"{name}.crt")  # fmt: skip
     request.unlink()

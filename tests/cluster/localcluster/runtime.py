@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 from . import host
+from .files import filled, put
 from .processes import Components
 from .settings import POD_CIDR, POD_LINK, POD_NETWORK, ClusterError, Settings
 from .shell import run, say, succeeds
@@ -15,13 +16,6 @@ from .store import Store
 _SECONDS = 60.0
 _IMPORT_SECONDS = 600.0
 _CNI_RESULTS = Path("/var/lib/cni/results")
-
-
-def put(path: Path, text: str) -> None:
-    """Write only if changed: kube-proxy exits when its configuration file is written to."""
-    if not path.exists() or path.read_text() != text:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
 
 
 class Runtime:
@@ -36,13 +30,17 @@ class Runtime:
     def start(self, pause_image: str) -> None:
         """Write the configuration and start it; does not wait for it."""
         run_dir = self._settings.run
-        put(run_dir / "cni/net.d/10-pods.conflist", _CNI.format(run=run_dir))
-        put(
-            run_dir / "containerd.toml",
-            _CONTAINERD.format(
-                run=run_dir, socket=self._settings.containerd_socket, pause=pause_image, cni=host.CNI_PLUGINS
-            ),
-        )
+        values = {
+            "RUN": str(run_dir),
+            "SOCKET": str(self._settings.containerd_socket),
+            "PAUSE_IMAGE": pause_image,
+            "CNI_PLUGINS": str(host.CNI_PLUGINS),
+            "POD_NETWORK": POD_NETWORK,
+            "POD_LINK": POD_LINK,
+            "POD_CIDR": POD_CIDR,
+        }
+        put(run_dir / "cni/net.d/10-pods.conflist", filled("cni.conflist", values))
+        put(run_dir / "containerd.toml", filled("containerd.toml", values))
         self._components.start(
             "containerd", ["containerd", "-c", run_dir / "containerd.toml", "--log-level", "info"], ports=()
         )
@@ -72,6 +70,7 @@ class Runtime:
                 size = store.write_archive(ref, pipe, present)
         except BrokenPipeError:
             broken = True
+        importer.stdin = None  # closed above; communicate would flush it
         output, _ = importer.communicate(timeout=_IMPORT_SECONDS)
         if importer.returncode or broken:
             raise ClusterError(f"containerd did not take {ref}: {output.decode(errors='replace')[-500:]}")
@@ -126,49 +125,11 @@ class Runtime:
         mounts = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
         for mount in sorted((m for m in mounts if m.startswith(inside)), reverse=True):
             succeeds(["umount", "-l", mount])
-        for namespace in Path("/run/netns").glob("cni-*"):
-            if self._is_ours(namespace.name):
-                succeeds(["umount", "-l", str(namespace)])
-                namespace.unlink(missing_ok=True)
-        for result in _CNI_RESULTS.glob(f"{POD_NETWORK}-*"):
-            result.unlink(missing_ok=True)
-
-    @staticmethod
-    def _is_ours(namespace: str) -> bool:
-        """The CNI library keeps a result per pod, which names network and namespace."""
-        return any(namespace in r.read_text(errors="replace") for r in _CNI_RESULTS.glob(f"{POD_NETWORK}-*"))
-
-
-_CNI = (
-    """{{"cniVersion":"0.4.0","name":"%s","plugins":[
- {{"type":"bridge","bridge":"%s","isGateway":true,"ipMasq":false,"hairpinMode":true,
-  "ipam":{{"type":"host-local","dataDir":"{run}/cni/ipam","ranges":[[{{"subnet":"%s"}}]],"routes":[{{"dst":"0.0.0.0/0"}}]}}}},
- {{"type":"portmap","capabilities":{{"portMappings":true}}}}]}}
-"""
-    % (POD_NETWORK, POD_LINK, POD_CIDR)
-)
-
-# restrict_oom_score_adj: without CAP_SYS_RESOURCE (some virtual machines) every sandbox fails otherwise with
-# "runc create failed: unable to start container process: can't get final child's PID from pipe: EOF".
-_CONTAINERD = """version = 2
-root = "{run}/containerd/root"
-state = "{run}/containerd/state"
-disabled_plugins = ["io.containerd.snapshotter.v1.aufs","io.containerd.snapshotter.v1.btrfs","io.containerd.snapshotter.v1.devmapper","io.containerd.snapshotter.v1.zfs"]
-[grpc]
-  address = "{socket}"
-[plugins."io.containerd.grpc.v1.cri"]
-  sandbox_image = "{pause}"
-  stream_server_address = "127.0.0.1"
-  disable_apparmor = true
-  restrict_oom_score_adj = true
-  [plugins."io.containerd.grpc.v1.cri".containerd]
-    snapshotter = "overlayfs"
-    default_runtime_name = "runc"
-    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
-      runtime_type = "io.containerd.runc.v2"
-      [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
-        SystemdCgroup = false
-  [plugins."io.containerd.grpc.v1.cri".cni]
-    bin_dir = "{cni}"
-    conf_dir = "{run}/cni/net.d"
-"""
+        # The CNI library keeps a result per pod and network, which names the pod's namespace.
+        results = {r: r.read_text(errors="replace") for r in _CNI_RESULTS.glob("*")}
+        ours = " ".join(text for r, text in results.items() if r.name.startswith(f"{POD_NETWORK}-"))
+        for namespace in [n for n in Path("/run/netns").glob("cni-*") if n.name in ours]:
+            succeeds(["umount", "-l", str(namespace)])
+            namespace.unlink(missing_ok=True)
+            for result in [r for r, text in results.items() if namespace.name in text]:
+                result.unlink(missing_ok=True)

@@ -7,7 +7,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from typing import IO
 
 from .settings import ClusterError
 
@@ -44,27 +46,31 @@ def run(
     program is missing, fails or takes more than `timeout` seconds, with the last lines that it wrote.
     """
     argv = [str(a) for a in args]
-    environment = {**os.environ, **(env or {})}
+    output: int | IO[bytes] = subprocess.PIPE
     try:
-        if log is None:
+        with ExitStack() as stack:
+            if log is not None:
+                log.parent.mkdir(parents=True, exist_ok=True)
+                output = stack.enter_context(log.open("ab"))
             done = subprocess.run(
-                argv, input=stdin, capture_output=True, text=True, timeout=timeout, env=environment, cwd=cwd
+                argv,
+                check=False,
+                input=stdin,
+                stdin=subprocess.DEVNULL if stdin is None else None,
+                stdout=output,
+                stderr=output,
+                text=True,
+                timeout=timeout,
+                env={**os.environ, **(env or {})},
+                cwd=cwd,
             )
-            problem = (done.stderr or done.stdout).strip()
-        else:
-            log.parent.mkdir(parents=True, exist_ok=True)
-            with log.open("ab") as out:
-                done = subprocess.run(
-                    argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out, text=True, timeout=timeout,
-                    env=environment, cwd=cwd,
-                )  # fmt: skip
-            problem = f"{tail(log)}\n(whole log: {log})" if done.returncode else ""
     except FileNotFoundError as e:
         raise ClusterError(f"{argv[0]} is not installed or {cwd} does not exist") from e
     except subprocess.TimeoutExpired as e:
         raise ClusterError(f"{' '.join(argv[:3])} ... took more than {timeout:.0f} s") from e
     if done.returncode:
-        raise ClusterError(f"{' '.join(argv[:4])} ... failed ({done.returncode}): {problem[-3000:]}")
+        said = f"{tail(log)}\n(whole log: {log})" if log else (done.stderr or done.stdout).strip()[-3000:]
+        raise ClusterError(f"{' '.join(argv[:4])} ... failed ({done.returncode}): {said}")
     return done.stdout or ""
 
 
