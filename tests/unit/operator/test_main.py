@@ -138,10 +138,8 @@ def test_children_are_listed_and_watched_by_label_in_pages_and_models_wholly(
     operator.until(lambda: watched() >= set(plurals))
     for plural in plurals:
         selector = None if plural == "trtmodels" else "trtmodel.io/model"
-        asked = [
-            s for s in api_server.seen if (s.path.endswith(f"/{plural}") and "aiohttp" in s.agent) or "kopf" in s.agent
-        ]
-        asked = [s for s in asked if s.path.endswith(f"/{plural}") and "/namespaces/" not in s.path]
+        path = next(s.path for s in api_server.seen if s.query.get("watch") and s.path.endswith(f"/{plural}"))
+        asked = [s for s in api_server.seen if s.path == path and s.agent != "trtmodel-operator"]
         assert asked, plural
         assert {s.query.get("labelSelector") for s in asked} == {selector}, plural
         assert {s.query.get("limit") for s in asked if not s.query.get("watch")} == {"500"}, plural
