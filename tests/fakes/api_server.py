@@ -25,7 +25,15 @@ from aiohttp import web
 Json = dict[str, Any]
 
 KINDS = {
-    ("", "v1"): {"pods": "Pod", "configmaps": "ConfigMap", "services": "Service", "secrets": "Secret"},
+    ("", "v1"): {
+        "pods": "Pod",
+        "configmaps": "ConfigMap",
+        "services": "Service",
+        "secrets": "Secret",
+        "namespaces": "Namespace",
+    },
+    # kopf begins no watch before it has seen that namespaces and definitions exist.
+    ("apiextensions.k8s.io", "v1"): {"customresourcedefinitions": "CustomResourceDefinition"},
     ("batch", "v1"): {"jobs": "Job"},
     ("apps", "v1"): {"deployments": "Deployment"},
     ("coordination.k8s.io", "v1"): {"leases": "Lease"},
