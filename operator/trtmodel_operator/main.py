@@ -14,6 +14,7 @@ import signal
 import sys
 import time
 import uuid
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -64,9 +65,10 @@ def informer_settings() -> kopf.OperatorSettings:
 
 
 def handlers(
-    queue: WorkQueue, witness: Witness, metrics: OperatorMetrics, controller: Controller
+    queue: WorkQueue, witness: Witness, metrics: OperatorMetrics, stop: Callable[[], Awaitable[None]]
 ) -> kopf.OperatorRegistry:
-    """Handlers that only enqueue: what they raise would be swallowed, and what they miss the resync finds."""
+    """Handlers that only enqueue: what they raise would be swallowed, and what they miss the resync finds. `stop` ends
+    everything that acts."""
     registry = kopf.OperatorRegistry()
 
     def login(**kwargs: Any) -> Any:
@@ -83,8 +85,8 @@ def handlers(
             queue.add((namespace, owner))
 
     async def cleanup(**_: Any) -> None:
-        # kopf waits for, then cancels every task that was made since it began: ours end before.
-        await controller.stop()
+        # kopf waits five seconds for every task that was made since it began, then cancels it: ours end before.
+        await stop()
 
     kopf.on.login(registry=registry)(login)
     kopf.on.cleanup(registry=registry)(cleanup)
@@ -128,21 +130,23 @@ async def run(settings: Settings) -> None:
         signer = await load_or_create(cluster, settings.namespace, settings.key_secret)
         clock, queue, witness = SystemClock(), WorkQueue(), Witness()
         workers = HttpWorkers(signer, clock, queue.add)
-        stack.push_async_callback(workers.close)
         metrics.watch(queue.depth, queue.oldest, lambda: workers.following)
         reconciler = Reconciler(cluster, workers, signer, clock, metrics, settings.worker_image)
         controller = Controller(
             queue, reconciler.reconcile, cluster, metrics, witness, broken=lambda: os._exit(EXIT_FAILED)
         )
         health.trouble = controller.trouble
+
+        async def stop() -> None:
+            await controller.stop()
+            await workers.close()
+
         controller.start()
-        stack.push_async_callback(controller.stop)
+        stack.push_async_callback(stop)
         scope: dict[str, Any] = (
             {"namespaces": settings.watch_namespaces} if settings.watch_namespaces else {"clusterwide": True}
         )
-        await kopf.operator(
-            registry=handlers(queue, witness, metrics, controller), settings=informer_settings(), **scope
-        )
+        await kopf.operator(registry=handlers(queue, witness, metrics, stop), settings=informer_settings(), **scope)
         log.info("stopping")
 
 

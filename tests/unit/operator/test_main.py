@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import pytest
 from fakes.api_server import FakeApiServer, refusal
+from trtmodel_contract.control import CONTROL_PORT
 from trtmodel_operator.main import CHILDREN, informer_settings
 
 Start = Callable[..., "Operator"]
@@ -85,8 +87,6 @@ def start(api_server: FakeApiServer, tmp_path: Path) -> Iterator[Start]:
 
 
 def free_port() -> int:
-    import socket
-
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         return int(s.getsockname()[1])
@@ -215,6 +215,45 @@ def test_a_standby_ends_cleanly_when_it_is_told_to(api_server: FakeApiServer, st
     assert standby.ends() == 0
     (lease,) = api_server.all("leases")
     assert lease["spec"]["holderIdentity"].startswith("operator-1_")
+
+
+def test_only_the_given_namespaces_are_listed_and_watched(api_server: FakeApiServer, start: Start) -> None:
+    put_model(api_server, namespace="ml")
+    put_model(api_server, namespace="other")
+    operator = start(TRTMODEL_WATCH_NAMESPACES="ml")
+    operator.until(lambda: len([s for s in api_server.seen if s.query.get("watch")]) == 4)
+    operator.until(lambda: len(api_server.all("jobs")) == 1)
+    asked = [s for s in api_server.seen if s.method == "GET" and ("watch" in s.query or "limit" in s.query)]
+    assert all("/namespaces/ml/" in s.path for s in asked)
+    assert api_server.all("jobs")[0]["metadata"]["namespace"] == "ml"
+
+
+def test_open_long_polls_do_not_hold_up_the_end(api_server: FakeApiServer, start: Start) -> None:
+    with socket.create_server(("127.0.0.77", CONTROL_PORT)) as silent:  # accepts, and never answers
+        put_model(api_server)
+        operator = start()
+        operator.until(operator.leads)
+        uid = (api_server.get("trtmodels", "ml", "magika") or {})["metadata"]["uid"]
+        api_server.put(
+            {
+                "apiVersion": "v1",
+                "kind": "Pod",
+                "metadata": {
+                    "namespace": "ml",
+                    "name": "magika-worker",
+                    "labels": {"trtmodel.io/model": "magika", "trtmodel.io/role": "worker"},
+                },
+                "spec": {"containers": [{"env": [{"name": "TRTMODEL_MODEL_UID", "value": uid}]}]},
+                "status": {"podIP": "127.0.0.77", "containerStatuses": [{"state": {"running": {}}}]},
+            }
+        )
+        series = "trtmodel_operator_followed_workers 1.0"
+        operator.until(lambda: series in operator.get("/metrics", "TRTMODEL_METRICS_PORT")[1])
+        operator.process.send_signal(signal.SIGTERM)
+        assert operator.ends(seconds=4) == 0
+        assert silent.fileno() > 0
+    (lease,) = api_server.all("leases")
+    assert lease["spec"]["holderIdentity"] == ""
 
 
 def test_without_the_crd_it_ends_with_an_error_that_says_so(api_server: FakeApiServer, start: Start) -> None:
