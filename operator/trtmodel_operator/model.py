@@ -176,8 +176,8 @@ class StepMemory:
     `plan` is the hash of the steps: an edited plan starts again. `began_at` is when the step began. `members` is the
     hash of the workers that were routed to the candidate when `routed` became true: other members mean a new window.
     `held` counts the seconds during which the operator watched all members serve the candidate; `seen_at` is the last
-    look at the figures (0 = no worker was routed yet), whose `verdict` and `figures` (a sentence for people) are kept,
-    so that status changes with the looks and not with every pass. `fails` counts successive looks that failed for the
+    look at the figures (0 = no worker was routed yet), whose `verdict`, `figures` (short) and `sentence` are kept, so
+    that status changes with the looks and not with every pass. `fails` counts successive looks that failed for the
     latency (two are needed). `baseline` is the window before the rollout: what a fleet of one is compared with.
     """
 
@@ -192,6 +192,7 @@ class StepMemory:
     baseline: str = ""
     verdict: str = ""
     figures: str = ""
+    sentence: str = ""
 
 
 @dataclass(frozen=True)
@@ -214,13 +215,14 @@ class Platform:
 
 @dataclass(frozen=True)
 class HistoryEntry:
-    """One finished rollout, newest first in the history."""
+    """One finished rollout, newest first in the history. `reason` is a constant, `message` a sentence."""
 
     revision: str
     outcome: str  # Promoted | RolledBack | GateFailed | Aborted | Superseded
     reason: str
     at: str  # RFC 3339, seconds
     digests: tuple[str, ...] = ()
+    message: str = ""
 
 
 @dataclass(frozen=True)
@@ -338,7 +340,6 @@ class ObservedPointer:
     stable: Deployed | None = None
     standby: Deployed | None = None
     key_ids: tuple[str, ...] = ()
-    published_key_ids: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -371,6 +372,7 @@ class Observed:
     default_image: str = ""
     service_fingerprint: str = ""
     key_ids: tuple[str, ...] = ()
+    published_key_ids: tuple[str, ...] | None = None
 
 
 # ---------------------------------------------------------------------------------------------------------------

@@ -1,0 +1,313 @@
+"""Rules from a spec to an engine that passed its gate: resolve, superseded, rejected, build, gate."""
+
+from __future__ import annotations
+
+from trtmodel_contract.gate import GateVerdict, Verdict, judge
+from trtmodel_contract.identity import short_hash
+from trtmodel_contract.jobs import (
+    FoundArtifact,
+    JobResult,
+    Reason,
+    ResolveResult,
+)
+
+from trtmodel_operator import facts, manifests, reasons
+from trtmodel_operator.decide import jobs
+from trtmodel_operator.decide.turn import (
+    BUILT_KEPT,
+    LATER,
+    RENEW,
+    SOON,
+    Outcome,
+    Turn,
+    drop_candidate,
+    interval,
+    record,
+    reject,
+    rolled_back,
+    steps_key,
+    verification_key,
+)
+from trtmodel_operator.model import (
+    Artifact,
+    Built,
+    DeleteJob,
+    Deployed,
+    Failure,
+    JobKind,
+    JobState,
+    ObservedJob,
+    Platform,
+    Rejected,
+    Resolved,
+    Situation,
+    Stage,
+    StepMemory,
+    Target,
+)
+
+SOURCE_CHANGES = 3  # a source that changes under every build is not chased for ever
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# The rules
+# ---------------------------------------------------------------------------------------------------------------
+
+
+def resolve(turn: Turn) -> Outcome | None:
+    """Today's fields were resolved: known is what the source is. Going back to the fields of stable asks no Job."""
+    if not jobs.image(turn):
+        message = "no image for Jobs and workers is known: set spec.serving.image, or the operator's worker image"
+        return Outcome(Situation(Stage.STALLED, reasons.NO_WORKER_IMAGE, message))
+    memory, key = turn.memory, jobs.resolve_key(turn)
+    if memory.resolved is not None and memory.resolved.key == key:
+        return None
+    if memory.stable_resolved is not None and memory.stable_resolved.key == key:
+        turn.remember(resolved=memory.stable_resolved)
+        return None
+    work = jobs.Work(
+        jobs.resolve_name(turn), JobKind.RESOLVE, turn.spec.targets[0], jobs.resolve_task(turn), Stage.RESOLVING
+    )
+    done = jobs.done(turn, work, "the source is being resolved")
+    if isinstance(done, Outcome):
+        return done
+    if done.state is JobState.FAILED:
+        return jobs.failed(turn, done)
+    result = done.result.resolve if done.result else None
+    if result is None:
+        return jobs.no_result(turn, done)
+    found = _usable(turn, result)
+    others = [b for b in memory.built if b.revision != result.revision]
+    turn.remember(
+        resolved=Resolved(key, result.source_sha256, result.revision, result.calibration_digest, result.dataset_digest),
+        built=(*found, *others)[:BUILT_KEPT],
+        failure=None,
+    )
+    message = f"the source is {result.source_sha256[:12]}, the engine revision {result.revision}"
+    return Outcome(Situation(Stage.RESOLVING, reasons.RESOLVED, message), SOON)
+
+
+def superseded(turn: Turn) -> Outcome | None:
+    """The candidate is not what is asked for any more: A to B to A, or A to B to C in flight. Its workers return to
+    stable at once. (With no stable it stays until its successor passed the gate: it may be all that serves.)"""
+    candidate, stable, wanted = turn.memory.candidate, turn.memory.stable, wanted_revision(turn)
+    if candidate is None or stable is None or candidate.revision == wanted:
+        return None
+    back = wanted == stable.revision
+    message = f"{candidate.revision} was superseded by {wanted}" + (", which is stable already" if back else "")
+    drop_candidate(turn, reasons.SUPERSEDED, reasons.SUPERSEDED, message)
+    return Outcome(Situation(Stage.PROMOTING if back else Stage.BUILDING, reasons.SUPERSEDED, message), SOON)
+
+
+def rejected(turn: Turn) -> Outcome | None:
+    """The revision was tried and taken back, or failed its gate, under these very limits."""
+    memory, wanted = turn.memory, wanted_revision(turn)
+    entry = _rejection(turn, wanted)
+    if entry is None or (memory.stable is not None and memory.stable.revision == wanted):
+        return None
+    if memory.candidate is not None and memory.candidate.revision == wanted:
+        drop_candidate(turn, reasons.ROLLED_BACK, entry.reason, entry.message)
+    return Outcome(_rejected_situation(turn, entry), None if facts.settled(turn.seen, memory.stable) else LATER)
+
+
+def build(turn: Turn) -> Outcome | None:
+    """Every target has an engine of the revision, with figures of this data set: found in the bucket, or built."""
+    if not _in_the_making(turn):
+        return None
+    for target in turn.spec.targets:
+        if _built(turn, target) is None:
+            return _build(turn, target)
+    return None
+
+
+def gate(turn: Turn) -> Outcome | None:
+    """The figures, judged with today's thresholds. Only an explicit Pass of every target makes a candidate."""
+    if not _in_the_making(turn):
+        return None
+    revision, verdicts = wanted_revision(turn), [_judged(turn, target) for target in turn.spec.targets]
+    for verdict in (Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.NO_DATA):
+        bad = next((v for v in verdicts if v.verdict is verdict), None)
+        if bad is None:
+            continue
+        if verdict is Verdict.FAIL:
+            return _gate_failed(turn, bad.sentence)
+        message = f"the gate of {revision} is inconclusive: {bad.sentence}. Raise verify.dataset.samples or the limit"
+        return Outcome(Situation(Stage.GATE_INCONCLUSIVE, reasons.GATE_INCONCLUSIVE, message))
+    return _make_candidate(turn, revision, verdicts)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# What other rules ask
+# ---------------------------------------------------------------------------------------------------------------
+
+
+def wanted_revision(turn: Turn) -> str:
+    """The revision that today's spec means; '' while that is not known."""
+    resolved, stable = turn.memory.resolved, turn.memory.stable_resolved
+    if turn.seen.spec is None or not jobs.image(turn):
+        return ""
+    key = jobs.resolve_key(turn)
+    return next((r.revision for r in (resolved, stable) if r is not None and r.key == key), "")
+
+
+def revision_in_the_making(turn: Turn) -> str:
+    """The revision that is being built or gated; '' if none is."""
+    return wanted_revision(turn) if turn.seen.spec is not None and _in_the_making(turn) else ""
+
+
+def unwanted_jobs(turn: Turn) -> list[DeleteJob]:
+    """Running Jobs whose answer nobody waits for any more. While the spec is being resolved a build goes on: it may
+    turn out to be the wanted one."""
+    if turn.seen.spec is None or turn.spec.rollout.paused or not jobs.image(turn):
+        return []
+    wanted = {jobs.resolve_name(turn)}
+    if wanted_revision(turn):
+        wanted |= {jobs.build_name(turn, t) for t in turn.spec.targets} if _in_the_making(turn) else set()
+    else:
+        wanted |= {j.name for j in turn.seen.jobs if j.kind is JobKind.BUILD}
+    running = [j for j in turn.seen.jobs if j.state is JobState.RUNNING]
+    return [DeleteJob(name) for name in sorted(j.name for j in running if j.name not in wanted)]
+
+
+def platform(turn: Turn) -> Platform | None:
+    """What workers that are made today would be. Pinned when the first are made: a changed default changes nothing."""
+    if turn.seen.spec is None or not jobs.image(turn):
+        return None
+    return manifests.platform(jobs.image(turn), turn.spec.serving.pod)
+
+
+def renewal(turn: Turn) -> float | None:
+    """When a pass is due for the candidate's sake, if there is one."""
+    return min(interval(turn.seen.spec), RENEW) if turn.memory.candidate else None
+
+
+def gate_key(turn: Turn) -> str:
+    """What figures must have been measured with to count today."""
+    resolved, verify = turn.memory.resolved, turn.spec.verify
+    return short_hash(resolved.dataset_digest if resolved else "", verify.task.value, str(verify.samples))
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Engines and verdicts
+# ---------------------------------------------------------------------------------------------------------------
+
+
+def _in_the_making(turn: Turn) -> bool:
+    """The wanted revision is known and neither stable, nor on trial, nor rejected."""
+    memory, wanted = turn.memory, wanted_revision(turn)
+    there = [d.revision for d in (memory.stable, memory.candidate) if d is not None]
+    return bool(wanted) and wanted not in there and _rejection(turn, wanted) is None
+
+
+def _rejection(turn: Turn, revision: str) -> Rejected | None:
+    key = verification_key(turn.seen.spec)
+    return next((r for r in turn.memory.rejected if r.revision == revision and r.key == key), None)
+
+
+def _rejected_situation(turn: Turn, entry: Rejected) -> Situation:
+    if entry.reason == reasons.GATE_FAILED:
+        return _gate_situation(turn, entry.revision, entry.message)
+    stable = turn.memory.stable
+    return rolled_back(entry.revision, stable.revision if stable else "", entry.reason, entry.message)
+
+
+def _gate_situation(turn: Turn, revision: str, sentence: str) -> Situation:
+    stable = turn.memory.stable
+    back = f"{stable.revision} serves on" if stable else "nothing to roll back to: no revision was ever promoted"
+    message = f"{revision} failed its accuracy gate: {sentence}. {back}; change the model, the engine or the limits"
+    return Situation(Stage.GATE_FAILED, reasons.GATE_FAILED, message)
+
+
+def _gate_failed(turn: Turn, sentence: str) -> Outcome:
+    revision = wanted_revision(turn)
+    record(turn, revision, reasons.GATE_FAILED, reasons.GATE_FAILED, sentence)
+    reject(turn, revision, reasons.GATE_FAILED, sentence)
+    return Outcome(_gate_situation(turn, revision, sentence))
+
+
+def _usable(turn: Turn, result: ResolveResult) -> list[Built]:
+    """Engines that resolve found: with figures of this data set, and for a load key that the target's workers report,
+    or the only one that there is."""
+    key = short_hash(result.dataset_digest, turn.spec.verify.task.value, str(turn.spec.verify.samples))
+    keys = {str(f.load_key) for f in result.found}
+    usable = []
+    for target in turn.spec.targets:
+        workers = facts.present(turn.seen, target.name)
+        reported = {str(w.report.load_key) for w in workers if w.report is not None}
+        wanted = reported or (keys if len(keys) == 1 else set())
+        for load_key in sorted(wanted & keys):
+            newest = max((f for f in result.found if str(f.load_key) == load_key), key=lambda f: f.number)
+            if newest.figures is not None:
+                usable.append(Built(result.revision, target.name, newest, key))
+    return usable
+
+
+def _built(turn: Turn, target: Target) -> list[FoundArtifact] | None:
+    revision, key = wanted_revision(turn), gate_key(turn)
+    found = [b for b in turn.memory.built if (b.revision, b.target, b.gate) == (revision, target.name, key)]
+    return [b.artifact for b in found] or None
+
+
+def _build(turn: Turn, target: Target) -> Outcome:
+    revision = wanted_revision(turn)
+    work = jobs.Work(jobs.build_name(turn, target), JobKind.BUILD, target, jobs.build_task(turn), Stage.BUILDING)
+    done = jobs.done(turn, work, f"{revision} is being built and gated for target {target.name}")
+    if isinstance(done, Outcome):
+        return done
+    reason, message = jobs.why(done)
+    if done.state is JobState.FAILED:
+        if reason == Reason.GATE_FAILED.value:
+            return _gate_failed(turn, message)
+        if reason == Reason.SOURCE_CHANGED.value and turn.memory.source_changes < SOURCE_CHANGES:
+            counter, changes = turn.memory.resolve_counter + 1, turn.memory.source_changes + 1
+            turn.remember(resolve_counter=counter, source_changes=changes)
+            return Outcome(Situation(Stage.RESOLVING, reason, f"{message}: it is resolved again"), SOON)
+        return jobs.failed(turn, done)
+    return _take_engine(turn, target, done, done.result)
+
+
+def _take_engine(turn: Turn, target: Target, job: ObservedJob, result: JobResult | None) -> Outcome:
+    """Only an explicit answer for this revision, with figures, counts."""
+    built = result.build if result else None
+    if built is None or built.revision != wanted_revision(turn):
+        return jobs.no_result(turn, job)
+    if built.artifact.figures is None:
+        message = "the engine was built but not verified: the Job brought no figures"
+        return jobs.remember_failure(turn, Failure(job.name, reasons.VERIFICATION_MISSING, message))
+    entry = Built(built.revision, target.name, built.artifact, gate_key(turn))
+    turn.remember(built=(entry, *turn.memory.built)[:BUILT_KEPT], failure=None, source_changes=0)
+    how = "found in the bucket" if built.reused else f"built in {built.build_seconds:.1f} s"
+    return Outcome(
+        Situation(Stage.BUILDING, reasons.BUILT, f"{built.revision} was {how} for target {target.name}"), SOON
+    )
+
+
+def _judged(turn: Turn, target: Target) -> GateVerdict:
+    """The worst verdict of the target's engines."""
+    worst = GateVerdict(Verdict.NO_DATA, f"there is no verified engine for target {target.name}")
+    order = (Verdict.FAIL, Verdict.NO_DATA, Verdict.INCONCLUSIVE, Verdict.PASS)
+    verdicts = [judge(f.figures, turn.spec.verify.thresholds) for f in _built(turn, target) or () if f.figures]
+    return min(verdicts, key=lambda v: order.index(v.verdict), default=worst)
+
+
+def _make_candidate(turn: Turn, revision: str, verdicts: list[GateVerdict]) -> Outcome:
+    memory, spec = turn.memory, turn.spec
+    artifacts = tuple(
+        Artifact(target.name, str(f.load_key), f.manifest_digest, f.driver, verdict.sentence)
+        for target, verdict in zip(spec.targets, verdicts, strict=True)
+        for f in _built(turn, target) or ()
+    )
+    if memory.candidate is not None:  # a first rollout whose spec changed on the way
+        drop_candidate(
+            turn, reasons.SUPERSEDED, reasons.SUPERSEDED, f"{memory.candidate.revision} was superseded by {revision}"
+        )
+    first = memory.stable is None
+    turn.remember(
+        candidate=Deployed(revision, artifacts),
+        step=None if first else StepMemory(0, steps_key(spec), turn.seen.now),
+        failure=None,
+        platform=memory.platform or platform(turn),
+        window=memory.window or f"w{memory.sequence + 1}",
+    )
+    message = f"{revision} passed its gate: {verdicts[0].sentence}"
+    return Outcome(Situation(Stage.DEPLOYING if first else Stage.PREPARING, reasons.GATE_PASSED, message), SOON)

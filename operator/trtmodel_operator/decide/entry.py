@@ -1,0 +1,98 @@
+"""Rules about whether there is anything to decide at all."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from trtmodel_operator import facts, reasons
+from trtmodel_operator.decide import builds
+from trtmodel_operator.decide.turn import SOON, Outcome, Turn
+from trtmodel_operator.model import Artifact, Deployed, ObservedPointer, Platform, Situation, Stage
+
+
+def deleting(turn: Turn) -> Outcome | None:
+    """The TRTModel is being deleted: Kubernetes collects its children by their owner, so nothing is made any more."""
+    if not turn.seen.deleting:
+        return None
+    return Outcome(
+        Situation(Stage.DELETING, reasons.DELETING, "being deleted, with everything that it owns"), halt=True
+    )
+
+
+def adopt_what_runs(turn: Turn) -> Outcome | None:
+    """Status was lost (a restored object, a careless hand) and yet there are pointers or workers: what they serve is
+    stable. Never a first rollout over running workers."""
+    if turn.memory.sequence > 0:
+        return None
+    newest_first = sorted(turn.seen.pointers, key=lambda p: (-p.sequence, p.name))
+    stable = _from_pointers([(p, p.stable) for p in newest_first]) or _from_reports(turn)
+    if stable is None:
+        return None
+    standby = _from_pointers([(p, p.standby) for p in newest_first])
+    names = {p.name for p in turn.seen.pointers}
+    workloads = sorted(turn.seen.workloads, key=lambda w: (w.name not in names, w.name))
+    platform = next((Platform(w.image, w.platform) for w in workloads if w.image), None)
+    turn.remember(
+        stable=stable,
+        standby=standby if standby and standby.revision != stable.revision else None,
+        platform=platform or builds.platform(turn),
+        window=f"w{_highest_sequence(turn) + 1}",
+        sequence=_highest_sequence(turn),
+    )
+    message = f"status was lost: {stable.revision} is taken as stable, as boot pointers and workers have it"
+    return Outcome(Situation(Stage.SERVING, reasons.ADOPTED, message), SOON)
+
+
+def spec_unreadable(turn: Turn) -> Outcome | None:
+    """Nothing goes forward, and what serves goes on serving."""
+    if turn.seen.spec is not None:
+        return None
+    return Outcome(Situation(Stage.INVALID, reasons.INVALID_SPEC, turn.seen.spec_error or "the spec cannot be read"))
+
+
+def paused(turn: Turn) -> Outcome | None:
+    """Paused stops what goes forward; roll-back and repair were asked before, and with nothing to do it is not told."""
+    if not turn.spec.rollout.paused:
+        return None
+    wanted, stable = builds.wanted_revision(turn), turn.memory.stable
+    if wanted and stable and wanted == stable.revision and turn.memory.candidate is None:
+        return None
+    message = "the rollout is paused: set spec.rollout.paused to false to go on"
+    return Outcome(Situation(Stage.PAUSED, reasons.PAUSED, message, "paused"), builds.renewal(turn))
+
+
+def _from_pointers(entries: Sequence[tuple[ObservedPointer, Deployed | None]]) -> Deployed | None:
+    """The revision of the newest pointer, with its engines in all pointers that name it."""
+    found = [deployed for _, deployed in entries if deployed is not None and deployed.artifacts]
+    if not found:
+        return None
+    revision = found[0].revision
+    engines = {(a.target, a.load_key): a for d in reversed(found) if d.revision == revision for a in d.artifacts}
+    return Deployed(revision, tuple(engines[key] for key in sorted(engines)))
+
+
+def _from_reports(turn: Turn) -> Deployed | None:
+    """The revision that most workers answer with."""
+    served: list[tuple[str, Artifact]] = []
+    for worker in facts.present(turn.seen):
+        report = facts.model_report(turn.seen, worker)
+        if report is None or worker.report is None or worker.report.fence.uid != turn.seen.model.uid:
+            continue
+        engine = facts.engine(turn.seen, worker, report.routes.stable)
+        if engine is not None:
+            artifact = Artifact(
+                worker.target, str(worker.report.load_key), engine.manifest_digest, worker.report.driver
+            )
+            served.append((engine.revision, artifact))
+    if not served:
+        return None
+    revision = max(Counter(r for r, _ in served).items(), key=lambda item: (item[1], item[0]))[0]
+    engines = {(a.target, a.load_key): a for r, a in served if r == revision}
+    return Deployed(revision, tuple(engines[key] for key in sorted(engines)))
+
+
+def _highest_sequence(turn: Turn) -> int:
+    reports = [w.report.fence for w in turn.seen.workers if w.report is not None]
+    held = [fence.sequence for fence in reports if fence.uid == turn.seen.model.uid]
+    return max([*held, *(p.sequence for p in turn.seen.pointers), 1])

@@ -1,0 +1,154 @@
+"""Jobs: what they are asked, what they are called, and what came of them.
+
+A Job is named by a hash of everything that it reads, so the same question is asked once, whoever asks and however
+often; one that ended for good stays ended until the spec changes or a person says retry or refresh.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trtmodel_contract.codec import canonical, encode
+from trtmodel_contract.identity import short_hash
+from trtmodel_contract.jobs import BuildTask, CalibrationRequest, DataSet, Reason, ResolveTask
+
+from trtmodel_operator import reasons
+from trtmodel_operator.decide.turn import LATER, Outcome, Turn
+from trtmodel_operator.model import CreateJob, Failure, JobKind, JobState, ObservedJob, Situation, Stage, Target
+
+_WAYS_OUT = {
+    "OOMKilled": "raise spec.build.resources.limits.memory",
+    "DeadlineExceeded": "raise spec.build.deadline, or find out what it waited for",
+    "Unschedulable": "add such a node, or change spec.targets or spec.build.nodeSelector",
+    "ImagePullBackOff": "check the image's name and spec.serving.pod.imagePullSecrets",
+    "ErrImagePull": "check the image's name and spec.serving.pod.imagePullSecrets",
+    "Evicted": "give the node room, or lower what spec.build.resources asks for",
+}
+_AGAIN = "then change the spec, or use the command retry"
+
+
+@dataclass(frozen=True)
+class Work:
+    name: str
+    kind: JobKind
+    target: Target
+    task: ResolveTask | BuildTask
+    stage: Stage
+
+
+def done(turn: Turn, work: Work, what: str) -> ObservedJob | Outcome:
+    """The Job once it has ended; until then an Outcome: it is made, it runs, it waits for something, or it had ended
+    for good before."""
+    failure = turn.memory.failure
+    if failure is not None and failure.job == work.name:
+        return Outcome(failure_situation(failure))
+    job = next((j for j in turn.seen.jobs if j.name == work.name), None)
+    if job is None:
+        create = CreateJob(work.name, work.kind, work.target, work.task, image(turn))
+        return Outcome(Situation(work.stage, work.stage.value, f"{what} by Job {work.name}"), LATER, (create,))
+    if job.state is not JobState.RUNNING:
+        return job
+    if job.trouble:
+        way_out = _WAYS_OUT.get(job.trouble, "it is tried again until spec.build.deadline or spec.build.retries end it")
+        message = f"Job {job.name} does not get on: {job.message or job.trouble}. {_sentence(way_out)}"
+        return Outcome(Situation(work.stage, job.trouble, message), LATER)
+    return Outcome(Situation(work.stage, work.stage.value, f"{what} by Job {job.name}"), LATER)
+
+
+def failed(turn: Turn, job: ObservedJob) -> Outcome:
+    reason, message = why(job)
+    return remember_failure(turn, Failure(job.name, reason, message))
+
+
+def no_result(turn: Turn, job: ObservedJob) -> Outcome:
+    message = "the Job ended well but its result cannot be read: are operator and worker image of one version?"
+    return remember_failure(turn, Failure(job.name, reasons.RESULT_MISSING, message))
+
+
+def remember_failure(turn: Turn, failure: Failure) -> Outcome:
+    turn.remember(failure=failure)
+    return Outcome(failure_situation(failure))
+
+
+def why(job: ObservedJob) -> tuple[str, str]:
+    """The Job's own words; where it could not speak any more, the cluster's."""
+    if job.result is not None and job.result.reason is not Reason.DONE:
+        return job.result.reason.value, job.result.message or job.result.reason.value
+    return job.trouble or reasons.JOB_FAILED, job.message or job.trouble or "it gave no reason"
+
+
+def failure_situation(failure: Failure) -> Situation:
+    inconclusive = failure.reason == Reason.GATE_INCONCLUSIVE.value
+    way_out = _WAYS_OUT.get(failure.reason)
+    hint = f"{_sentence(way_out)}, {_AGAIN}" if way_out else f"Correct the cause, {_AGAIN}"
+    if inconclusive:
+        hint = "Raise verify.dataset.samples, or the limit"
+    message = f"Job {failure.job} ended for good: {failure.message.rstrip('.')}. {hint}"
+    return Situation(Stage.GATE_INCONCLUSIVE if inconclusive else Stage.STALLED, failure.reason, message)
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def resolve_name(turn: Turn) -> str:
+    return f"{turn.seen.model.name}-resolve-{resolve_key(turn)}"
+
+
+def build_name(turn: Turn, target: Target) -> str:
+    task = canonical(encode(build_task(turn))).decode()
+    memory = turn.memory
+    again = (str(memory.attempt), str(memory.resolve_counter))
+    return f"{turn.seen.model.name}-build-{short_hash(task, target.name, image(turn), *again)}"
+
+
+def image(turn: Turn) -> str:
+    """The image that workers of this model have, once they have one: an engine is built with what will load it."""
+    platform = turn.memory.platform
+    if platform is not None and platform.image:
+        return platform.image
+    return turn.spec.serving.image or turn.seen.default_image
+
+
+def _calibration(turn: Turn, digest: str) -> CalibrationRequest | None:
+    asked = turn.spec.calibration
+    if asked is None:
+        return None
+    return CalibrationRequest(DataSet(asked.uri, asked.samples, digest), asked.method, asked.per_channel)
+
+
+def resolve_key(turn: Turn) -> str:
+    """Hash of the fields that the resolve Job reads, and of what makes the same question a new one."""
+    task = canonical(encode(resolve_task(turn))).decode()
+    return short_hash(task, image(turn), str(turn.memory.resolve_counter), str(turn.memory.attempt))
+
+
+def resolve_task(turn: Turn) -> ResolveTask:
+    spec = turn.spec
+    return ResolveTask(
+        model=turn.seen.model,
+        source_uri=spec.source_uri,
+        source_pin=spec.source_pin,
+        storage=spec.storage,
+        engine=spec.engine,
+        calibration=_calibration(turn, ""),
+        dataset=DataSet(spec.verify.dataset_uri, spec.verify.samples),
+        verify_task=spec.verify.task,
+    )
+
+
+def build_task(turn: Turn) -> BuildTask:
+    spec, resolved = turn.spec, turn.memory.resolved
+    assert resolved is not None
+    return BuildTask(
+        model=turn.seen.model,
+        source_uri=spec.source_uri,
+        source_sha256=resolved.source_sha256,
+        revision=resolved.revision,
+        storage=spec.storage,
+        engine=spec.engine,
+        calibration=_calibration(turn, resolved.calibration_digest),
+        dataset=DataSet(spec.verify.dataset_uri, spec.verify.samples, resolved.dataset_digest),
+        verify_task=spec.verify.task,
+        thresholds=spec.verify.thresholds,
+    )

@@ -1,0 +1,180 @@
+"""Rules that take a candidate back. They are asked before anything that goes forward, also while paused, while the spec
+has already changed, and (where they need none) while the spec cannot be read."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from trtmodel_contract.control import AttemptCounts, EngineState
+from trtmodel_contract.gate import Verdict
+from trtmodel_contract.jobs import Reason
+
+from trtmodel_operator import analysis, facts, reasons
+from trtmodel_operator.decide.turn import Outcome, Turn, interval, roll_back, watched
+from trtmodel_operator.decide.workers import holders, new_window
+from trtmodel_operator.model import AnalysisSpec, Deployed, ObservedWorker, StepMemory
+
+# An engine that could not be fetched says nothing about the engine. It is waited for, until the deadline.
+ENVIRONMENT = {
+    r.value for r in (Reason.STORAGE_UNAVAILABLE, Reason.ACCESS_DENIED, Reason.BUCKET_NOT_FOUND, Reason.NO_SPACE)
+}
+FAILING_LOOKS = 2  # at the latency: one may be a neighbour's doing
+
+
+def cannot_be_held(turn: Turn) -> Outcome | None:
+    """A worker says that it cannot load the candidate, or something died of it: an engine host, or the whole container
+    of a worker that has it (a fat candidate gets the pod killed). Pods that are being deleted or were evicted died of
+    something else. With no stable a dead host is only replaced: there is nothing to go back to."""
+    candidate = turn.memory.candidate
+    if candidate is None:
+        return None
+    for worker in facts.present(turn.seen):
+        engine = facts.engine(turn.seen, worker, facts.digest_for(worker, candidate))
+        if engine is None or not _answers_us(turn, worker):
+            continue
+        if engine.state is EngineState.FAILED and engine.reason not in ENVIRONMENT:
+            why = engine.message or engine.reason or "it gave no reason"
+            return roll_back(turn, reasons.ENGINE_FAILED, f"worker {worker.pod} cannot hold it: {why}")
+        if engine.deaths and turn.memory.stable is not None:
+            return roll_back(
+                turn, reasons.ENGINE_DIED, f"{_times(engine.deaths)} an engine host of {worker.pod} died of it"
+            )
+    step = turn.memory.step
+    if step is None or turn.memory.stable is None:
+        return None
+    for worker in holders(turn.seen, turn.memory):
+        if worker.restarted_at is not None and worker.restarted_at >= step.began_at:
+            why = worker.message or worker.trouble or "it gave no reason"
+            return roll_back(
+                turn, reasons.WORKER_DIED, f"the container of worker {worker.pod} died while it had it: {why}"
+            )
+    return None
+
+
+def analysis_says_no(turn: Turn) -> Outcome | None:
+    """Looks at the figures, once an interval, as long as any worker may answer with the candidate. Too many errors end
+    it at once, their bounds being proof; too slow ends it at the second look in a row.
+
+    Held time counts only while somebody watched and every member served the candidate. After a gap the figures are of
+    unknown hours: a fresh window starts, and the whole hold with it.
+    """
+    memory, step, spec = turn.memory, turn.memory.step, turn.seen.spec
+    if spec is None or spec.rollout.paused or step is None or not step.seen_at:
+        return None
+    if memory.stable is None or memory.candidate is None:
+        return None
+    now, every = turn.seen.now, interval(spec)
+    if 0 <= now - step.seen_at < every:
+        return None
+    counted = watched(now, step.seen_at, every)
+    if counted is None:
+        fresh = replace(step, held=0.0, seen_at=now, fails=0, verdict="", figures="", sentence="")
+        turn.remember(step=fresh, window=new_window(memory))
+        return None
+    look = _look(turn, memory.stable, memory.candidate, spec.rollout.analysis)
+    serving = step.routed and all(
+        facts.routes_candidate(turn.seen, w, facts.digest_for(w, memory.candidate))
+        for w in holders(turn.seen, memory, routed_only=True)
+    )
+    fails = step.fails + 1 if look.latency is Verdict.FAIL else 0
+    turn.remember(
+        step=replace(
+            step,
+            held=step.held + counted if serving else step.held,
+            seen_at=now,
+            fails=fails,
+            verdict=look.verdict.value,
+            figures=look.short,
+            sentence=look.sentence,
+        )
+    )
+    if look.errors is Verdict.FAIL:
+        return roll_back(turn, reasons.ERROR_RATE, look.sentence)
+    if fails >= FAILING_LOOKS:
+        return roll_back(turn, reasons.TOO_SLOW, f"{look.sentence}; seen at {FAILING_LOOKS} looks in a row")
+    return None
+
+
+def deadline_passed(turn: Turn) -> Outcome | None:
+    """Without a step passed for so long, the candidate goes back. Inconclusive is no success: it only waits here.
+
+    Counts observed time, and none in which a hold runs or nothing is wanted. Without a stable there is nothing to go
+    back to: the rule `first_rollout` says that it takes too long, and goes on.
+    """
+    memory, spec = turn.memory, turn.seen.spec
+    if spec is None or spec.rollout.paused:
+        return None
+    now, deadline, word = turn.seen.now, spec.rollout.progress_deadline, _waiting_for(turn)
+    if word != memory.waiting:
+        turn.remember(waiting=word, waited=0.0, waited_at=now if word else 0.0)
+        return None
+    every = interval(spec)
+    if word and memory.waited < deadline and not 0 <= now - memory.waited_at < every:
+        counted = 0.0 if _holding(turn) else watched(now, memory.waited_at, every) or 0.0
+        turn.remember(waited=memory.waited + counted, waited_at=now)
+    if not word or turn.memory.waited < deadline or memory.candidate is None or memory.stable is None:
+        return None
+    last = (memory.step.sentence if memory.step else "") or "not every worker was prepared"
+    return roll_back(turn, reasons.DEADLINE, f"no step was passed for {deadline:g} s; the last that was seen: {last}")
+
+
+def _answers_us(turn: Turn, worker: ObservedWorker) -> bool:
+    """Its report is about what we asked last, not about an earlier trial of the same engine."""
+    fence = worker.report.fence if worker.report else None
+    return fence is not None and (fence.uid, fence.sequence) == (turn.seen.model.uid, turn.memory.sequence)
+
+
+def _waiting_for(turn: Turn) -> str:
+    memory = turn.memory
+    if turn.spec.serving.replicas == 0:
+        return ""
+    if memory.candidate is None:
+        if memory.stable is None or facts.settled(turn.seen, memory.stable):
+            return ""
+        return f"workers of {memory.stable.revision}"
+    if memory.stable is None:
+        return f"first rollout of {memory.candidate.revision}"
+    return f"step {memory.step.index if memory.step else 0} of {memory.candidate.revision}"
+
+
+def _holding(turn: Turn) -> bool:
+    step, steps = turn.memory.step, turn.spec.rollout.steps
+    return step is not None and step.routed and step.index < len(steps) and step.held < steps[step.index].hold
+
+
+def _look(turn: Turn, stable: Deployed, candidate: Deployed, limits: AnalysisSpec) -> analysis.Look:
+    """The worst target's figures."""
+    looks = [
+        _look_at(turn, facts.present(turn.seen, target.name), stable, candidate, limits) for target in turn.spec.targets
+    ]
+    order = (Verdict.PASS, Verdict.INCONCLUSIVE, Verdict.NO_DATA, Verdict.FAIL)
+    return max(looks, key=lambda look: order.index(look.verdict))
+
+
+def _look_at(
+    turn: Turn, workers: list[ObservedWorker], stable: Deployed, candidate: Deployed, limits: AnalysisSpec
+) -> analysis.Look:
+    """Against the stable workers of the target in the same window, else (a fleet of one) against what the workers
+    counted before the rollout."""
+    step = turn.memory.step or StepMemory(0, "", 0.0)
+    tried = analysis.total(_counts(turn, workers, turn.memory.window, candidate))
+    usual = analysis.total(_counts(turn, workers, turn.memory.window, stable))
+    against = "the stable workers in the same time"
+    if len(workers) == 1:
+        usual = analysis.total(_counts(turn, workers, step.baseline, stable))
+        against = "its own figures from before the rollout"
+    return analysis.look(tried, usual, limits, against)
+
+
+def _counts(turn: Turn, workers: list[ObservedWorker], window: str, deployed: Deployed) -> list[AttemptCounts]:
+    found = []
+    for worker in workers:
+        report = facts.model_report(turn.seen, worker)
+        counts = report.windows.get(window, {}).get(facts.digest_for(worker, deployed)) if report else None
+        if counts is not None:
+            found.append(counts)
+    return found
+
+
+def _times(n: int) -> str:
+    return "once" if n == 1 else f"{n} times"

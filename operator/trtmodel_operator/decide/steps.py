@@ -1,0 +1,217 @@
+"""Rules that lead a candidate to its workers, and the one for when nothing is left to do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from trtmodel_contract.gate import Verdict
+from trtmodel_contract.identity import short_hash
+
+from trtmodel_operator import facts, reasons
+from trtmodel_operator.decide.builds import renewal
+from trtmodel_operator.decide.turn import LATER, SOON, Outcome, Turn, record, steps_key
+from trtmodel_operator.decide.workers import holders, new_window
+from trtmodel_operator.model import Deployed, ObservedWorker, Situation, Stage, StepMemory
+
+_UNDECIDED = {Verdict.INCONCLUSIVE.value: reasons.INCONCLUSIVE, Verdict.FAIL.value: reasons.SLOW_LOOK}
+
+
+def scaled_to_zero(turn: Turn) -> Outcome | None:
+    """No worker is wanted: nothing can be proved, so nothing is promoted. Building and gating went on before this."""
+    if turn.spec.serving.replicas > 0:
+        return None
+    message = "scaled to zero: nothing serves, and nothing is promoted until there are replicas"
+    return Outcome(Situation(Stage.SCALED_TO_ZERO, reasons.SCALED_TO_ZERO, message, "scaled to zero"))
+
+
+def first_rollout(turn: Turn) -> Outcome | None:
+    """With nothing to compare with and nothing to go back to there are no steps: the boot pointer names the candidate,
+    and it is promoted when every desired worker says that it serves it."""
+    memory, candidate = turn.memory, turn.memory.candidate
+    if memory.stable is not None or candidate is None:
+        return None
+    if facts.settled(turn.seen, candidate):
+        _make_stable(turn, candidate)
+        message = f"{candidate.revision} serves on every worker"
+        return Outcome(Situation(Stage.SERVING, reasons.PROMOTED, message), SOON)
+    message = f"{candidate.revision} is deployed for the first time: {_missing(turn, candidate)}"
+    if memory.waited >= turn.spec.rollout.progress_deadline:
+        message += f". This takes longer than progressDeadline ({turn.spec.rollout.progress_deadline:g} s)"
+        return Outcome(Situation(Stage.STALLED, reasons.DEADLINE, message, "first rollout"), LATER)
+    return Outcome(Situation(Stage.DEPLOYING, reasons.DEPLOYING, message, "first rollout"), SOON)
+
+
+def steps_edited(turn: Turn) -> Outcome | None:
+    """Other steps than those that the rollout began with: it begins again with the first. The looks go on meanwhile,
+    since some worker may answer with the candidate."""
+    memory, key = turn.memory, steps_key(turn.spec)
+    if memory.candidate is None or (memory.step is not None and memory.step.plan == key):
+        return None
+    before = memory.step or StepMemory(0, key, turn.seen.now)
+    fresh = StepMemory(0, key, turn.seen.now, seen_at=before.seen_at, baseline=before.baseline)
+    turn.remember(step=fresh)
+    return Outcome(
+        Situation(Stage.PREPARING, reasons.STEPS_CHANGED, "the steps were edited: the rollout begins again"), SOON
+    )
+
+
+def prepare(turn: Turn) -> Outcome | None:
+    """Every member of the step reports the candidate loaded, warm and self-tested; only then they are routed, under a
+    new window. Another member (a replaced pod, another number of workers) means a fresh window."""
+    memory, candidate, step = turn.memory, turn.memory.candidate, turn.memory.step
+    if candidate is None or step is None:
+        return None
+    members = holders(turn.seen, memory)
+    last = step.index >= len(turn.spec.rollout.steps)
+    identity = short_hash(*sorted(w.uid for w in members))
+    if not last and step.routed and step.members == identity:
+        return None
+    missing = [w for w in members if not facts.holds(turn.seen, w, facts.digest_for(w, candidate))]
+    short = turn.spec.serving.replicas * len(turn.spec.targets) - len(members) if last else 0
+    if members and not missing and short <= 0:
+        return None if last else _open_step(turn, step, identity, members)
+    if not last and step.routed:
+        turn.remember(step=replace(step, routed=False, members="", held=0.0))
+    what = f"{candidate.revision} is being prepared on {facts.names(missing or members) or 'workers to come'}"
+    why = f": {_trouble(turn, missing, candidate)}" if missing else ": workers are missing" if short > 0 else ""
+    return Outcome(Situation(Stage.PREPARING, reasons.PREPARING, what + why, _summary(turn, members)), SOON)
+
+
+def advance(turn: Turn) -> Outcome | None:
+    """The step was held for its time and the last look said Pass: the next one, or the last preparation."""
+    memory, step = turn.memory, turn.memory.step
+    steps = turn.spec.rollout.steps
+    if memory.candidate is None or step is None or step.index >= len(steps) or not step.routed:
+        return None
+    if step.held < steps[step.index].hold or step.verdict != Verdict.PASS.value:
+        return None
+    last = step.index + 1 >= len(steps)
+    # In the last preparation nobody new is routed, so window and figures go on; looks are taken all the time.
+    following = replace(step, index=step.index + 1, began_at=turn.seen.now, held=0.0)
+    if not last:
+        following = replace(following, routed=False, members="", verdict="")
+    turn.remember(step=following)
+    name = "all workers are being prepared" if last else f"step {step.index + 2} of {len(steps)}"
+    message = f"step {step.index + 1} of {len(steps)} was passed ({step.sentence}): {name}"
+    return Outcome(
+        Situation(Stage.PREPARING, reasons.STEP_PASSED, message, _summary(turn, holders(turn.seen, memory))), SOON
+    )
+
+
+def watch(turn: Turn) -> Outcome | None:
+    """The step is open: time passes and figures come in."""
+    memory, step, steps = turn.memory, turn.memory.step, turn.spec.rollout.steps
+    if memory.candidate is None or step is None or step.index >= len(steps):
+        return None
+    members = holders(turn.seen, memory)
+    hold = steps[step.index].hold
+    if step.held >= hold:
+        state = f"held for its time, but the verdict is {step.verdict or Verdict.NO_DATA.value}"
+        reason = _UNDECIDED.get(step.verdict, reasons.NO_TRAFFIC)
+    else:
+        state, reason = f"held {step.held:.0f} of {hold:g} s", reasons.HOLDING
+    what = f"{memory.candidate.revision} answers on {facts.names(members)}: {state}"
+    figures = f"; {step.sentence}" if step.sentence else ""
+    return Outcome(Situation(Stage.CANARY, reason, what + figures, _summary(turn, members)), renewal(turn))
+
+
+def promote(turn: Turn) -> Outcome | None:
+    """Every desired worker has it ready: remember first, then the pointer, then the workers."""
+    candidate, step = turn.memory.candidate, turn.memory.step
+    if candidate is None or step is None:
+        return None
+    _make_stable(turn, candidate)
+    message = f"{candidate.revision} is promoted: workers are being switched"
+    return Outcome(Situation(Stage.PROMOTING, reasons.PROMOTED, message), SOON)
+
+
+def settle(turn: Turn) -> Outcome:
+    """Nothing to roll out: does everything serve what it should?"""
+    memory, stable = turn.memory, turn.memory.stable
+    if stable is None:
+        return Outcome(Situation(Stage.RESOLVING, reasons.WAITING, "nothing is deployed yet"), LATER)
+    if facts.settled(turn.seen, stable):
+        return Outcome(Situation(Stage.SERVING, reasons.SERVING, f"{stable.revision} serves on every worker"))
+    message = f"{stable.revision} does not serve everywhere yet: {_missing(turn, stable)}"
+    if memory.waited >= turn.spec.rollout.progress_deadline:
+        return Outcome(Situation(Stage.STALLED, reasons.DEADLINE, message), LATER)
+    return Outcome(Situation(Stage.PROMOTING, reasons.WORKERS_NOT_READY, message), LATER)
+
+
+def _open_step(turn: Turn, step: StepMemory, identity: str, members: list[ObservedWorker]) -> Outcome:
+    memory, now = turn.memory, turn.seen.now
+    opened = replace(
+        step,
+        members=identity,
+        routed=True,
+        held=0.0,
+        seen_at=now,
+        fails=0,
+        baseline=step.baseline or memory.window,
+        verdict="",
+        figures="",
+        sentence="",
+    )
+    turn.remember(step=opened, window=new_window(memory))
+    message = f"the candidate is ready on {facts.names(members)}: they answer with it from now on"
+    return Outcome(Situation(Stage.CANARY, reasons.ROUTING, message, _summary(turn, members)), SOON)
+
+
+def _make_stable(turn: Turn, candidate: Deployed) -> None:
+    memory = turn.memory
+    digests = tuple(a.manifest_digest for a in candidate.artifacts)
+    sentence = memory.step.sentence if memory.step else "the first revision"
+    record(turn, candidate.revision, reasons.PROMOTED, reasons.PROMOTED, sentence or "every step was passed", digests)
+    kept = {candidate.revision, memory.stable.revision if memory.stable else ""}
+    turn.remember(
+        stable=candidate,
+        standby=memory.stable,
+        candidate=None,
+        step=None,
+        stable_resolved=memory.resolved,
+        built=tuple(b for b in memory.built if b.revision in kept),
+        failure=None,
+        waiting="",
+        waited=0.0,
+        waited_at=0.0,
+    )
+
+
+def _summary(turn: Turn, members: list[ObservedWorker]) -> str:
+    """The CANARY column."""
+    step, steps = turn.memory.step, turn.spec.rollout.steps
+    if step is None:
+        return ""
+    n = len(facts.present(turn.seen))
+    where = f"step {step.index + 1}/{len(steps)} {len(members)} of {n} workers"
+    if step.index >= len(steps):
+        where = f"preparing all {n} workers"
+    return f"{where}, {step.figures}" if step.figures else where
+
+
+def _missing(turn: Turn, deployed: Deployed) -> str:
+    """What stands between now and every worker serving `deployed`."""
+    workers, wanted = facts.present(turn.seen), facts.desired(turn.seen)
+    lacking = [w for w in workers if not facts.serves(turn.seen, w, deployed)]
+    if lacking:
+        return f"{len(workers) - len(lacking)} of {wanted} workers serve it; {_trouble(turn, lacking, deployed)}"
+    troubled = next((w for w in turn.seen.workloads if w.trouble), None)
+    reason = f": {troubled.message or troubled.trouble}" if troubled else ""
+    return f"{len(workers)} of {wanted} workers are there{reason}"
+
+
+def _trouble(turn: Turn, workers: list[ObservedWorker], deployed: Deployed) -> str:
+    """What the first of them says, or what the cluster says about it."""
+    worker = workers[0]
+    engine = facts.engine(turn.seen, worker, facts.digest_for(worker, deployed))
+    if worker.trouble:
+        return f"{worker.pod}: {worker.trouble}" + (f", {worker.message}" if worker.message else "")
+    if worker.report is None:
+        return f"{worker.pod} is unknown: {worker.silence or 'it was not asked'}"
+    if not facts.digest_for(worker, deployed):
+        return f"{worker.pod} has no engine for its load key {worker.report.load_key}: NoEngineForLoadKey"
+    if engine is None:
+        return f"{worker.pod} has not begun to load it"
+    if engine.reason or engine.message:
+        return f"{worker.pod}: {engine.state.value}, {engine.message or engine.reason}"
+    return f"{worker.pod}: {engine.state.value}"

@@ -1,0 +1,124 @@
+"""One pass: what was seen, the memory as it becomes, and how a rule ends it."""
+
+from __future__ import annotations
+
+import datetime
+from dataclasses import dataclass, field, replace
+
+from trtmodel_contract.codec import canonical, encode
+from trtmodel_contract.identity import short_hash
+
+from trtmodel_operator import reasons
+from trtmodel_operator.model import (
+    Action,
+    HistoryEntry,
+    Memory,
+    Notice,
+    Observed,
+    Rejected,
+    Situation,
+    Spec,
+    Stage,
+)
+
+SOON = 1.0  # seconds: something moves in the workers
+LATER = 15.0  # seconds: a Job runs; its events come on their own
+RENEW = 100.0  # seconds: a third of the candidate's time to live in the workers
+LEAST_GAP = 30.0  # seconds between two looks that still count as watching
+
+REJECTED_KEPT = 10
+BUILT_KEPT = 8
+MESSAGE_LENGTH = 1000  # of what is remembered
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a rule ends the pass. `halt`: nothing at all may be done to children or workers."""
+
+    situation: Situation
+    requeue: float | None = None
+    actions: tuple[Action, ...] = ()
+    halt: bool = False
+
+
+@dataclass
+class Turn:
+    """A rule may change `memory` and return None: the change is written whatever rule ends the pass."""
+
+    seen: Observed
+    memory: Memory
+    notices: list[Notice] = field(default_factory=list)
+
+    def remember(self, **changes: object) -> None:
+        self.memory = replace(self.memory, **changes)  # type: ignore[arg-type]  # the names are Memory's own
+
+    @property
+    def spec(self) -> Spec:
+        """For rules behind `spec_unreadable`."""
+        assert self.seen.spec is not None
+        return self.seen.spec
+
+
+def interval(spec: Spec | None) -> float:
+    """Seconds between two looks."""
+    return spec.rollout.analysis.interval if spec else 10.0
+
+
+def watched(now: float, seen_at: float, every: float) -> float | None:
+    """Seconds to count between two looks; None if nobody watched in between (the operator was down)."""
+    gap = now - seen_at
+    return gap if 0 <= gap <= max(LEAST_GAP, 3 * every) else None
+
+
+def verification_key(spec: Spec | None) -> str:
+    """What a rejection holds for: with other thresholds the revision may be tried again."""
+    if spec is None:
+        return ""
+    return short_hash(canonical(encode([spec.verify, spec.rollout.analysis])).decode())
+
+
+def steps_key(spec: Spec) -> str:
+    return short_hash(canonical(encode(spec.rollout.steps)).decode())
+
+
+def record(turn: Turn, revision: str, outcome: str, reason: str, message: str, digests: tuple[str, ...] = ()) -> None:
+    """A finished rollout, newest first."""
+    at = datetime.datetime.fromtimestamp(int(turn.seen.now), datetime.timezone.utc)
+    entry = HistoryEntry(revision, outcome, reason, at.strftime("%Y-%m-%dT%H:%M:%SZ"), digests, _cut(message))
+    limit = turn.seen.spec.rollout.history_limit if turn.seen.spec else 5
+    turn.remember(history=(entry, *turn.memory.history)[:limit])
+
+
+def reject(turn: Turn, revision: str, reason: str, message: str) -> None:
+    """Not tried again until verify or analysis change, or a person asks for it."""
+    entry = Rejected(revision, verification_key(turn.seen.spec), reason, _cut(message))
+    others = [r for r in turn.memory.rejected if r.revision != revision]
+    turn.remember(rejected=(entry, *others)[:REJECTED_KEPT])
+
+
+def drop_candidate(turn: Turn, outcome: str, reason: str, message: str) -> None:
+    """The candidate is no more: workers go back to stable with this very pass."""
+    candidate = turn.memory.candidate
+    assert candidate is not None
+    digests = tuple(a.manifest_digest for a in candidate.artifacts)
+    record(turn, candidate.revision, outcome, reason, message, digests)
+    turn.remember(candidate=None, step=None, waiting="", waited=0.0, waited_at=0.0)
+
+
+def roll_back(turn: Turn, reason: str, message: str, outcome: str = reasons.ROLLED_BACK) -> Outcome:
+    """Ends the trial of the candidate for good."""
+    assert turn.memory.candidate is not None
+    revision, stable = turn.memory.candidate.revision, turn.memory.stable
+    drop_candidate(turn, outcome, reason, message)
+    reject(turn, revision, reason, message)
+    return Outcome(rolled_back(revision, stable.revision if stable else "", reason, message), SOON)
+
+
+def rolled_back(revision: str, stable: str, reason: str, message: str) -> Situation:
+    back = f"{stable} serves" if stable else "nothing to roll back to: no revision was ever promoted"
+    way_out = "change the spec, or try it once more with the command retry"
+    return Situation(Stage.ROLLED_BACK, reason, f"{revision} was taken back: {message}. {back}; {way_out}")
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MESSAGE_LENGTH else text[: MESSAGE_LENGTH - 3] + "..."

@@ -1,0 +1,69 @@
+"""Why something is as it is, in one word: the reasons of conditions, events and history that are the operator's own.
+
+Beside them stand a Job's reasons (contract `jobs.Reason`), and what Kubernetes calls a trouble: Unschedulable,
+ImagePullBackOff, OOMKilled, DeadlineExceeded, CrashLoopBackOff ...
+"""
+
+# Where a model stands
+DELETING = "Deleting"
+INVALID_SPEC = "InvalidSpec"
+PAUSED = "Paused"
+RESOLVING = "Resolving"
+RESOLVED = "Resolved"
+BUILDING = "Building"
+BUILT = "Built"
+DEPLOYING = "Deploying"
+PREPARING = "Preparing"
+ROUTING = "Routing"
+HOLDING = "Holding"
+NO_TRAFFIC = "NoTraffic"
+INCONCLUSIVE = "Inconclusive"
+SLOW_LOOK = "SlowLook"  # the first of two looks that fail for the latency
+STEP_PASSED = "StepPassed"
+STEPS_CHANGED = "StepsChanged"
+PROMOTED = "Promoted"
+SERVING = "Serving"
+SCALED_TO_ZERO = "ScaledToZero"
+WAITING = "Waiting"
+WORKERS_NOT_READY = "WorkersNotReady"
+ADOPTED = "Adopted"
+
+# Why a revision is not tried, or not any more
+ROLLED_BACK = "RolledBack"
+ABORTED = "Aborted"
+ROLLED_BACK_BY_COMMAND = "RolledBackByCommand"
+ENGINE_FAILED = "EngineFailed"
+ENGINE_DIED = "EngineDied"
+WORKER_DIED = "WorkerDied"
+ERROR_RATE = "ErrorRateTooHigh"
+TOO_SLOW = "TooSlow"
+DEADLINE = "ProgressDeadlineExceeded"
+GATE_PASSED = "GatePassed"
+GATE_FAILED = "GateFailed"
+GATE_INCONCLUSIVE = "GateInconclusive"
+SUPERSEDED = "Superseded"
+
+# Why nothing moves
+NO_WORKER_IMAGE = "NoWorkerImage"
+JOB_FAILED = "JobFailed"
+RESULT_MISSING = "ResultMissing"
+VERIFICATION_MISSING = "VerificationMissing"
+SOURCE_CHANGED = "SourceChanged"
+
+# Only in conditions
+AS_ASKED = "AsAsked"
+NOT_STALLED = "NotStalled"
+NOT_BUILT = "NotBuilt"
+NOT_MEASURED = "NotMeasured"
+NO_WORKER_SERVES = "NoWorkerServes"
+WORKERS_UNKNOWN = "WorkersUnknown"
+WORKERS_MISSING = "WorkersMissing"
+OTHER_ENGINE = "OtherEngine"
+HOST_DOWN = "EngineHostDown"
+STANDBY_MISSING = "StandbyMissing"
+SCALING = "Scaling"
+OTHER = "Other"
+
+# Only in events
+COMMAND_TAKEN = "CommandTaken"
+COMMAND_IGNORED = "CommandIgnored"
