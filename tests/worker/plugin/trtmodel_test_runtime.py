@@ -1,0 +1,124 @@
+"""A runtime that is plugged in from outside, as another package would be: its plan is JSON that says how it behaves.
+
+{"factor": 2.0}                      every output is the input of the same place times factor
+"work": seconds per run              "load": seconds to load
+"outputs": "nonzero" | "inf"         other ways to answer
+"fault": {"when": value, "do": ...}  on a first input that starts with `value`: die, hang, sticky, lost, invalid,
+                                     recoverable, memory, crash, lie (says that its output is elsewhere)
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+
+import numpy as np
+from trtmodel_contract.identity import LoadKey
+from trtmodel_contract.manifest import TensorSpec
+
+from trtmodel_worker.engines.base import CannotLoad, DeviceLost, InvalidInput, OutOfMemory, Recoverable, Sticky
+
+LOAD_KEY = LoadKey("Test", "1", "cpu")
+
+
+class TestRuntime:
+    def load_key(self):
+        return LOAD_KEY
+
+    def driver(self):
+        return "5.5"
+
+    def load(self, plan, profiles, lanes):
+        try:
+            behaviour = json.loads(bytes(plan))
+        except ValueError as e:
+            raise CannotLoad("the plan is not JSON") from e
+        time.sleep(behaviour.get("load", 0.0))
+        if behaviour.get("refuse"):
+            raise CannotLoad(behaviour["refuse"])
+        if behaviour.get("die_once") and not os.path.exists(behaviour["die_once"]):
+            open(behaviour["die_once"], "w").close()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return TestEngine(behaviour)
+
+
+class TestEngine:
+    def __init__(self, behaviour):
+        self.behaviour = behaviour
+        self.inputs = tuple(TensorSpec(n, d, tuple(s)) for n, d, s in behaviour["inputs"])
+        self.outputs = tuple(TensorSpec(n, d, tuple(s)) for n, d, s in behaviour["outputs"])
+
+    def create_lane(self):
+        return TestLane(self)
+
+
+class TestLane:
+    def __init__(self, engine):
+        self.engine = engine
+
+    def run(self, inputs, allocate):
+        behaviour = self.engine.behaviour
+        arrays = [inputs[s.name] for s in self.engine.inputs]
+        fault = behaviour.get("fault")
+        if fault and arrays[0].size and arrays[0].flat[0] == fault["when"]:
+            answer = self.fail(fault["do"], allocate)
+            if answer is not None:
+                return answer
+        if behaviour.get("work"):
+            time.sleep(behaviour["work"])
+        return {s.name: self.output(s, a, allocate) for s, a in zip(self.engine.outputs, arrays)}
+
+    def output(self, spec, array, allocate):
+        mode = self.engine.behaviour.get("mode")
+        if mode == "nonzero":
+            found = np.stack(np.nonzero(array)).astype(np.int64)
+            out = allocate(spec.name, found.dtype, found.shape)
+            out[...] = found
+            return out
+        out = allocate(spec.name, array.dtype, array.shape)
+        if mode == "inf":
+            out[...] = np.inf
+        elif array.dtype == np.bool_:
+            np.logical_not(array, out=out)
+        else:
+            out[...] = array * array.dtype.type(self.engine.behaviour.get("factor", 1))
+        return out
+
+    def fail(self, how, allocate):
+        if how == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if how == "hang":
+            time.sleep(3600)
+        if how == "sticky":
+            raise Sticky("an illegal address")
+        if how == "lost":
+            raise DeviceLost("no device")
+        if how == "invalid":
+            raise InvalidInput("no such token")
+        if how == "recoverable":
+            raise Recoverable("a launch failed")
+        if how == "memory":
+            raise OutOfMemory("no memory")
+        if how == "crash":
+            raise RuntimeError("a bug of the engine")
+        if how == "too-large":
+            allocate(self.engine.outputs[0].name, np.dtype(np.float32), (1 << 40,))
+        if how == "lie":
+            from trtmodel_worker.host import lanes
+
+            lanes.answer_message = lie(lanes.answer_message)
+        return None
+
+
+def lie(honest):
+    def answer_message(generation, nanoseconds, outputs):
+        return honest(generation, nanoseconds, ((offset + (1 << 30), shape) for offset, shape in outputs))
+
+    return answer_message
+
+
+if __name__ == "__main__":
+    sys.exit("this is no program")

@@ -1,0 +1,286 @@
+"""Engine host processes: start one, watch it, end it.
+
+A host is started by a thread that lives as long as the front (the kernel ties PDEATHSIG to the thread that forked),
+and its end is seen through a pidfd: only then was it reaped, and only then are its regions free. An end of file on a
+lane is no proof of death; it leads to SIGKILL.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from trtmodel_contract.codec import DocumentError, decode, dumps, loads
+from trtmodel_contract.exitcodes import HostExit
+from trtmodel_contract.identity import LoadKey
+from trtmodel_contract.manifest import Manifest
+
+from trtmodel_worker.front.scheduler import LanePort
+from trtmodel_worker.host.arena import Arena, sealed_bytes
+from trtmodel_worker.host.wire import MAX_MESSAGE_BYTES, HostConfig, Ready, Refused
+
+log = logging.getLogger(__name__)
+
+# What a host inherits. No token, no credentials, nothing of the pod: a plan is executable content.
+_INHERITED = (
+    "PATH", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME", "PYTHONDONTWRITEBYTECODE",
+    "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES",
+)  # fmt: skip
+_DESCRIBE_SECONDS = 60.0
+_FINISH_SECONDS = 15.0
+_EXITS = {
+    HostExit.CANNOT_LOAD: "it could not load the engine",
+    HostExit.STICKY_ERROR: "its device context was poisoned",
+    HostExit.DEVICE_LOST: "it lost its device",
+}
+
+
+class HostFailed(Exception):
+    """A host did not become ready. `refused`: it said that this engine must not serve, so trying again is no use."""
+
+    def __init__(self, reason: str, message: str, *, refused: bool) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.message = message
+        self.refused = refused
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What this worker can load."""
+
+    load_key: LoadKey
+    driver: str
+
+
+@dataclass(frozen=True)
+class Payload:
+    """Verified bytes of an engine, as descriptors of sealed memory files."""
+
+    plan: tuple[int, int]
+    goldens: tuple[tuple[int, int], ...]
+
+    def close(self) -> None:
+        for fd, _ in (self.plan, *self.goldens):
+            os.close(fd)
+
+
+def scrubbed(env: Mapping[str, str]) -> dict[str, str]:
+    return {name: env[name] for name in _INHERITED if name in env}
+
+
+class Hosts:
+    """Starts hosts, all from one thread."""
+
+    def __init__(self, runtime: str) -> None:
+        self._runtime = runtime
+        self._parent = ThreadPoolExecutor(max_workers=1, thread_name_prefix="host-parent")
+
+    async def describe(self) -> Machine:
+        """Ask the runtime, in a process of its own, what it can load here. Raises HostFailed."""
+        command = [sys.executable, "-m", "trtmodel_worker.host", "describe", self._runtime]
+        try:
+            done = await asyncio.wrap_future(self._parent.submit(_run, command))
+        except (OSError, subprocess.TimeoutExpired) as e:
+            raise HostFailed(
+                "RuntimeUnusable", f"the runtime {self._runtime} did not answer: {e}", refused=False
+            ) from e
+        try:
+            document = json.loads(done.stdout)
+            return Machine(decode(LoadKey, document["loadKey"]), str(document["driver"]))
+        except (ValueError, KeyError, TypeError) as e:
+            text = done.stderr.decode(errors="replace").strip()[-500:] or f"exit code {done.returncode}"
+            raise HostFailed("RuntimeUnusable", text, refused=False) from e
+
+    async def start(self, manifest: Manifest, payload: Payload, arena: Arena, lanes: int, timeout: float) -> EngineHost:
+        """A host that is ready: loaded, warm, self-tested. Raises HostFailed; then nothing of it is left."""
+        pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(lanes + 1)]
+        control, theirs = [p[0] for p in pairs], [p[1] for p in pairs]
+        for channel in control:
+            channel.setblocking(False)
+        config_fd = -1
+        try:
+            config = HostConfig(
+                name=f"{manifest.revision}/{manifest.digest()[:12]}",
+                runtime=self._runtime,
+                manifest=dumps(manifest).decode(),
+                plan_fd=payload.plan[0],
+                plan_size=payload.plan[1],
+                golden_fds=tuple(fd for fd, _ in payload.goldens),
+                golden_sizes=tuple(size for _, size in payload.goldens),
+                arena_fd=arena.fd,
+                arena_size=arena.size,
+                lane_fds=tuple(c.fileno() for c in theirs[1:]),
+                control_fd=theirs[0].fileno(),
+                parent_pid=os.getpid(),
+            )
+            config_fd = sealed_bytes("trtmodel-host-config", dumps(config))
+            os.lseek(config_fd, 0, os.SEEK_SET)
+            inherited = [config_fd, *_descriptors(config)]
+            process = await self._spawn(config_fd, inherited)
+        except BaseException as e:
+            for channel in control:
+                channel.close()
+            if isinstance(e, OSError):
+                raise HostFailed("HostNotStarted", f"no process could be started: {e}", refused=False) from e
+            raise
+        finally:
+            for channel in theirs:
+                channel.close()
+            if config_fd >= 0:
+                os.close(config_fd)
+        host = EngineHost(process, control[0], control[1:])
+        try:
+            host.ready = await asyncio.wait_for(host.answer(), timeout)
+        except asyncio.TimeoutError as e:
+            await host.end(0.0)
+            text = f"it was not ready within {timeout:g} s (TRTMODEL_PREPARE_SECONDS)"
+            raise HostFailed("PrepareTimeout", text, refused=False) from e
+        except BaseException:
+            await asyncio.shield(host.end(0.0))
+            raise
+        return host
+
+    async def _spawn(self, config_fd: int, inherited: Sequence[int]) -> subprocess.Popen[bytes]:
+        """Not left half-way: descriptors must stay open until the process has them, and nobody may forget it."""
+        starting = asyncio.wrap_future(self._parent.submit(_spawn, config_fd, inherited))
+        try:
+            return await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            process = await starting
+            process.kill()
+            process.wait()
+            raise
+
+    def close(self) -> None:
+        self._parent.shutdown(wait=False)
+
+
+class EngineHost:
+    """One running host, as its front sees it."""
+
+    def __init__(
+        self, process: subprocess.Popen[bytes], control: socket.socket, lanes: Sequence[socket.socket]
+    ) -> None:
+        self._process = process
+        self._control = control
+        self._loop = asyncio.get_running_loop()
+        self._pidfd = os.pidfd_open(process.pid)
+        self._asked = False
+        self.pid = process.pid
+        self.why = ""
+        self.ready = Ready(0.0, 0.0, 0.0, "")
+        self.lanes = [LanePort(self, channel) for channel in lanes]
+        self.exited: asyncio.Future[int] = self._loop.create_future()
+        self.on_dying: Callable[[EngineHost], None] = lambda _: None
+        self._loop.add_reader(self._pidfd, self._reaped)
+
+    async def answer(self) -> Ready:
+        """What it says about its engine. Raises HostFailed."""
+        try:
+            data = await self._loop.sock_recv(self._control, MAX_MESSAGE_BYTES)
+        except ConnectionError:
+            data = b""
+        if not data:
+            code = await self.exited
+            text = f"the host ended while it loaded the engine: {describe_exit(code)}"
+            raise HostFailed("HostDied", text, refused=False)
+        try:
+            return loads(Ready, data)
+        except DocumentError:
+            refused = loads(Refused, data)
+            await self.exited
+            raise HostFailed(refused.reason, refused.message, refused=True) from None
+
+    def listen(self, readable: Callable[[LanePort], None]) -> None:
+        for lane in self.lanes:
+            self._loop.add_reader(lane.channel.fileno(), readable, lane)
+
+    def kill(self, why: str) -> None:
+        """SIGKILL. `exited` tells when it is gone."""
+        if not self.why and not self.exited.done():
+            self.why = why
+            log.warning("host %d is killed: %s", self.pid, why)
+            self._silence()
+            self.on_dying(self)
+            self._signal(signal.SIGKILL)
+
+    async def end(self, grace: float = _FINISH_SECONDS) -> None:
+        """SIGTERM, and SIGKILL after `grace` seconds. Returns when it was reaped."""
+        self._asked = True
+        self._silence()
+        self._signal(signal.SIGTERM if grace else signal.SIGKILL)
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(asyncio.shield(self.exited), grace or None)
+            return
+        self._signal(signal.SIGKILL)
+        await asyncio.shield(self.exited)
+
+    @property
+    def asked(self) -> bool:
+        """It was told to end, so its end is no death."""
+        return self._asked
+
+    def epitaph(self) -> str:
+        return self.why or describe_exit(self.exited.result())
+
+    def _silence(self) -> None:
+        for lane in self.lanes:
+            if lane.channel.fileno() >= 0:
+                self._loop.remove_reader(lane.channel.fileno())
+
+    def _signal(self, number: int) -> None:
+        if not self.exited.done():
+            self._process.send_signal(number)
+
+    def _reaped(self) -> None:
+        self._loop.remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        code = self._process.wait()
+        self._silence()
+        self._control.close()
+        for lane in self.lanes:
+            lane.channel.close()
+        if not self.exited.done():
+            self.exited.set_result(code)
+
+
+def describe_exit(code: int) -> str:
+    if code < 0:
+        return f"ended by signal {signal.Signals(-code).name}"
+    return f"{_EXITS[HostExit(code)]} (exit code {code})" if code in list(_EXITS) else f"exit code {code}"
+
+
+def _descriptors(config: HostConfig) -> list[int]:
+    return [config.plan_fd, *config.golden_fds, config.arena_fd, *config.lane_fds, config.control_fd]
+
+
+def _run(command: Sequence[str]) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        command,
+        env=scrubbed(os.environ),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        check=False,
+        timeout=_DESCRIBE_SECONDS,
+    )
+
+
+def _spawn(config_fd: int, inherited: Sequence[int]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "trtmodel_worker.host", "serve", str(config_fd)],
+        stdin=subprocess.DEVNULL,
+        env=scrubbed(os.environ),
+        pass_fds=inherited,
+        start_new_session=True,
+    )

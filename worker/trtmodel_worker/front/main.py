@@ -1,0 +1,88 @@
+"""The front process: three ports, one loop. Ends with 0 after a SIGTERM, when everything was answered."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import logging
+import os
+import signal
+import sys
+
+from trtmodel_worker.front.control import ControlEndpoints
+from trtmodel_worker.front.endpoints import Endpoints, Limits
+from trtmodel_worker.front.http import HttpServer
+from trtmodel_worker.front.metrics import MetricsEndpoints
+from trtmodel_worker.front.worker import Worker
+from trtmodel_worker.settings import MIB, Settings, SettingsError, from_environment
+
+log = logging.getLogger(__name__)
+_PR_SET_DUMPABLE = 4
+_FINISH_SECONDS = 30.0  # with the drain delay within the pod's grace period of 60 s
+_RELEASE_SECONDS = 20.0
+
+
+def main() -> int:
+    """Serve until SIGTERM. Returns the exit code."""
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s front %(message)s")
+    try:
+        settings = from_environment(os.environ)
+    except SettingsError as e:
+        log.critical("%s", e)
+        return 2
+    # Its memory holds credentials: no core file, and no other process of this user may look into it.
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_DUMPABLE, 0)
+    loop = _new_loop()
+    asyncio.set_event_loop(loop)
+    code = loop.run_until_complete(serve(settings))
+    logging.shutdown()
+    os._exit(code)  # a thread may still wait for a storage that does not answer
+
+
+async def serve(settings: Settings) -> int:
+    """Run the worker. Returns when it was told to end and has answered everything."""
+    worker = Worker(settings)
+    limits = Limits(settings.body_bytes, settings.json_bytes, settings.request_seconds)
+    endpoints = Endpoints(settings.model, settings.runtime, worker.router, limits, worker.is_ready)
+    server = HttpServer(endpoints, settings.staging_bytes)
+    control = HttpServer(ControlEndpoints(worker), 64 * MIB)
+    metrics = HttpServer(MetricsEndpoints(worker, endpoints, server), MIB)
+    told = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, told.set)
+    host = settings.bind or None
+    try:
+        await server.listen(host, settings.http_port)
+        await control.listen(host, settings.control_port)
+        await metrics.listen(host, settings.metrics_port)
+    except OSError as e:
+        log.critical("a port cannot be used: %s", e)
+        return 1
+    work = asyncio.create_task(worker.run(), name="worker")
+    ended = asyncio.create_task(told.wait(), name="told")
+    await asyncio.wait({work, ended}, return_when=asyncio.FIRST_COMPLETED)
+    if work.done():
+        log.critical("the worker ended by itself", exc_info=work.exception())
+        return 1
+    log.info("told to end: not ready from now on, accepting for %.1f s", settings.drain_seconds)
+    worker.begin_drain()
+    server.announce_end()
+    await asyncio.sleep(settings.drain_seconds)  # endpoints lag: requests still come here
+    await server.close(_FINISH_SECONDS)
+    work.cancel()
+    with contextlib.suppress(asyncio.CancelledError, asyncio.TimeoutError):
+        await asyncio.wait_for(work, _RELEASE_SECONDS)
+    await control.close(0.0)
+    await metrics.close(0.0)
+    log.info("everything was answered")
+    return 0
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()  # type: ignore[no-any-return]

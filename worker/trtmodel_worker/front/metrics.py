@@ -1,0 +1,125 @@
+"""Port 8082: what Prometheus reads. Nothing of a request becomes a label: series are bounded by the revisions held."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.registry import Collector
+
+from trtmodel_worker.front.endpoints import Endpoints
+from trtmodel_worker.front.http import HttpServer, Refusal, Request
+from trtmodel_worker.front.stats import Histogram, RevisionStats
+from trtmodel_worker.front.worker import Worker
+
+_HEAD = f"content-type: {CONTENT_TYPE_LATEST}\r\n".encode()
+
+
+class MetricsEndpoints:
+    """The App of the metrics port."""
+
+    def __init__(self, worker: Worker, endpoints: Endpoints, server: HttpServer) -> None:
+        self._registry = CollectorRegistry()
+        ProcessCollector(registry=self._registry)
+        PlatformCollector(registry=self._registry)
+        GCCollector(registry=self._registry)
+        self._registry.register(WorkerCollector(worker, endpoints, server))
+
+    def admit(self, request: Request, _length: int | None) -> int | Refusal:
+        if request.path != b"/metrics":
+            return Refusal(404, "this port has /metrics")
+        if request.method not in (b"GET", b"HEAD"):
+            return Refusal(405, "metrics are read with GET", b"allow: GET, HEAD\r\n")
+        return 1024
+
+    def handle(self, request: Request) -> None:
+        request.respond(200, generate_latest(self._registry), _HEAD)
+
+
+class WorkerCollector(Collector):
+    def __init__(self, worker: Worker, endpoints: Endpoints, server: HttpServer) -> None:
+        self._worker = worker
+        self._endpoints = endpoints
+        self._server = server
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._counters()
+        yield from self._latencies()
+        yield from self._gauges()
+
+    def _counters(self) -> Iterator[Metric]:
+        responses = CounterMetricFamily(
+            "trtmodel_responses", "Answers to inference requests", labels=["revision", "status"]
+        )
+        failures = CounterMetricFamily(
+            "trtmodel_failed_attempts", "Attempts that failed in an engine host", labels=["revision", "reason"]
+        )
+        for revision, stats in self._worker.stats.items():
+            for status, count in stats.responses.items():
+                responses.add_metric([revision, str(status)], count)
+            for reason, count in stats.failures.items():
+                failures.add_metric([revision, reason], count)
+        unrouted = CounterMetricFamily(
+            "trtmodel_unrouted_responses", "Answers that no engine had a part in", labels=["status"]
+        )
+        for status, count in self._endpoints.unrouted.items():
+            unrouted.add_metric([str(status)], count)
+        yield from (responses, failures, unrouted)
+        plain: tuple[tuple[str, str, Callable[[RevisionStats], int]], ...] = (
+            ("lane_hits", "Requests that found a lane free", lambda s: s.lane_hits),
+            ("lane_waits", "Requests that waited for a lane", lambda s: s.lane_waits),
+            ("refused_requests", "Requests refused because the queue was full", lambda s: s.refused),
+            ("timeouts", "Requests that were not answered in time", lambda s: s.timeouts),
+            ("replays", "Requests run again after a host died", lambda s: s.replays),
+            ("host_deaths", "Engine hosts that ended unasked", lambda s: s.deaths),
+        )
+        for name, text, value in plain:
+            family = CounterMetricFamily(f"trtmodel_{name}", text, labels=["revision"])
+            for revision, stats in self._worker.stats.items():
+                family.add_metric([revision], value(stats))
+            yield family
+
+    def _latencies(self) -> Iterator[Metric]:
+        parts: tuple[tuple[str, str, Callable[[RevisionStats], Histogram]], ...] = (
+            ("queue", "Seconds from admission until a lane took the request", lambda s: s.queue),
+            ("compute", "Seconds in the engine", lambda s: s.compute),
+            ("request", "Seconds from admission until the answer", lambda s: s.total),
+        )
+        for name, text, part in parts:
+            family = HistogramMetricFamily(f"trtmodel_{name}_seconds", text, labels=["revision"])
+            for revision, stats in self._worker.stats.items():
+                histogram = part(stats)
+                family.add_metric([revision], histogram.cumulative(), histogram.total)
+            yield family
+
+    def _gauges(self) -> Iterator[Metric]:
+        worker = self._worker
+        by_engine = {
+            "lanes": GaugeMetricFamily("trtmodel_lanes", "Lanes that can take requests", labels=["revision"]),
+            "busy": GaugeMetricFamily("trtmodel_lanes_busy", "Lanes at work", labels=["revision"]),
+            "waiting": GaugeMetricFamily("trtmodel_queue_length", "Requests that wait for a lane", labels=["revision"]),
+        }
+        totals: dict[str, list[int]] = {}
+        for engine in worker.router.loaded.values():  # two builds of one revision are one series
+            scheduler = engine.scheduler
+            held = totals.setdefault(engine.revision, [0, 0, 0])
+            for i, value in enumerate((scheduler.lanes, scheduler.running, scheduler.waiting)):
+                held[i] += value
+        for revision, values in totals.items():
+            for family, value in zip(by_engine.values(), values, strict=True):
+                family.add_metric([revision], value)
+        yield from by_engine.values()
+        yield _gauge("ready", "1 while requests are wanted", float(worker.is_ready()))
+        yield _gauge("staged_bytes", "Bytes of request bodies that are held", self._server.staged)
+        yield _gauge("connections", "Open connections of clients", len(self._server.connections))
+        yield _gauge("arena_bytes", "Bytes of shared memory for requests, at most", worker.arenas.total_bytes)
+        yield _gauge("sequence", "Sequence of the desired state that is held", worker.held.sequence)
+        flipped = worker.swapper.flipped
+        if flipped is not None:
+            yield _gauge("flip_seconds", "How long the last change of routes took", flipped.seconds)
+
+
+def _gauge(name: str, text: str, value: float) -> Metric:
+    return GaugeMetricFamily(f"trtmodel_{name}", text, value=value)

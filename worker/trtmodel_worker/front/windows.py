@@ -1,0 +1,75 @@
+"""Attempts, counted by the operator's window id and by engine: what the analysis of a rollout is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from trtmodel_contract.control import AttemptCounts
+from trtmodel_contract.histogram import bucket_index
+
+KEPT_WINDOWS = 4
+
+
+class Counters:
+    """Attempts of one engine in one window. Mutable, because it is written for every request."""
+
+    __slots__ = ("abandoned", "compute", "failed", "ok")
+
+    def __init__(self) -> None:
+        self.ok = 0
+        self.abandoned = 0
+        self.failed: dict[str, int] = {}
+        self.compute: dict[str, dict[int, int]] = {}
+
+    def count_ok(self, bucket: str, seconds: float) -> None:
+        self.ok += 1
+        histogram = self.compute.get(bucket)
+        if histogram is None:
+            histogram = self.compute[bucket] = {}
+        index = bucket_index(seconds)
+        histogram[index] = histogram.get(index, 0) + 1
+
+    def count_failed(self, kind: str, times: int = 1) -> None:
+        self.failed[kind] = self.failed.get(kind, 0) + times
+
+    def snapshot(self) -> AttemptCounts:
+        return AttemptCounts(
+            ok=self.ok,
+            failed=dict(self.failed),
+            abandoned=self.abandoned,
+            compute={bucket: dict(histogram) for bucket, histogram in self.compute.items()},
+        )
+
+
+class Windows:
+    """The newest windows. An attempt belongs to the window in which it was routed."""
+
+    def __init__(self, window: str = "") -> None:
+        self.current = window
+        self._windows: dict[str, dict[str, Counters]] = {window: {}}
+
+    def roll(self, window: str) -> None:
+        """Count into `window` from now on. A window that is still kept goes on where it was."""
+        counters = self._windows.pop(window, {})
+        self._windows[window] = counters
+        self.current = window
+        while len(self._windows) > KEPT_WINDOWS:
+            del self._windows[next(iter(self._windows))]
+
+    def counters(self, digest: str) -> Counters:
+        window = self._windows[self.current]
+        counters = window.get(digest)
+        if counters is None:
+            counters = window[digest] = Counters()
+        return counters
+
+    def snapshot(self) -> Mapping[str, Mapping[str, AttemptCounts]]:
+        return {
+            window: {digest: counters.snapshot() for digest, counters in engines.items()}
+            for window, engines in self._windows.items()
+        }
+
+
+def bucket_of(rows: int) -> str:
+    """Name of the batch bucket that `rows` falls into: the next power of two."""
+    return str(1 << max(0, rows - 1).bit_length())

@@ -1,0 +1,314 @@
+"""What this worker is, holds and says: pointer and requests come in here, the report goes out."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+
+from trtmodel_contract.codec import DocumentError
+from trtmodel_contract.control import (
+    BootPointer,
+    DesiredModel,
+    DesiredRequest,
+    EngineState,
+    Fence,
+    ModelReport,
+    Report,
+    SignedArtifact,
+    WorkerState,
+)
+from trtmodel_contract.identity import LoadKey, ModelRef, Storage
+from trtmodel_contract.manifest import Manifest
+
+from trtmodel_worker.front import pointer as pointers
+from trtmodel_worker.front.artifacts import Artifacts, Refused, authorize
+from trtmodel_worker.front.engine import Engine, EngineSettings
+from trtmodel_worker.front.fence import Held, Ruling, judge_request, pointer_counts
+from trtmodel_worker.front.hostproc import HostFailed, Hosts, Machine, Payload
+from trtmodel_worker.front.regions import Arenas
+from trtmodel_worker.front.router import Router
+from trtmodel_worker.front.stats import RevisionStats
+from trtmodel_worker.front.swap import Swapper
+from trtmodel_worker.front.windows import Windows
+from trtmodel_worker.settings import Settings
+from trtmodel_worker.storage import ArtifactStore, StorageError
+from trtmodel_worker.trust import Keyring, Untrusted
+
+log = logging.getLogger(__name__)
+DEBOUNCE_SECONDS = 10.0  # a host that is being replaced makes nobody leave the Service so soon
+KEPT_STATS = 16
+_DESCRIBE_RETRY_SECONDS = 5.0
+
+
+class NotYet(Exception):
+    """A request came before the worker knows where its artifacts are."""
+
+
+class Worker:
+    """One model's worker. Everything runs on one loop; blocking work is in threads and hosts."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.model = ModelRef(settings.namespace, settings.model, settings.model_uid)
+        self.router = Router()
+        self.windows = Windows()
+        self.keyring = Keyring({})
+        self.stats: dict[str, RevisionStats] = {}
+        self.arenas = Arenas(settings.lanes, settings.output_bytes)
+        self.hosts = Hosts(settings.runtime)
+        self.machine: Machine | None = None
+        self.draining = False
+        self.version = 1
+        self._news = asyncio.Event()
+        self._message = ""
+        self._held: Held | None = None
+        self._pointer: BootPointer | None = None
+        self._mounted: pointers.Mounted | None = None
+        self._artifacts: tuple[Storage, Artifacts] | None = None
+        self._kept: set[str] = set()
+        self._down_since: float | None = None
+        self.swapper = Swapper(
+            self.router, self.windows, self._load, settings.request_seconds + 5.0, self.changed, self._tidy
+        )
+
+    # -- life
+
+    async def run(self) -> None:
+        """Learn what can be loaded here, then follow the mounted files. Until cancelled."""
+        self.machine = await self._describe()
+        watch = pointers.MountWatch(self.settings.pointer_dir, self.settings.keys_dir, self._mounted_changed)
+        tasks = [asyncio.create_task(watch.run(), name="mounts"), asyncio.create_task(self.swapper.run(), name="swap")]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            self.hosts.close()
+
+    async def _describe(self) -> Machine:
+        while True:
+            try:
+                return await self.hosts.describe()
+            except HostFailed as e:
+                log.error("%s: %s", e.reason, e.message)
+                self._say(f"{e.reason}: {e.message}")
+            await asyncio.sleep(_DESCRIBE_RETRY_SECONDS)
+
+    # -- what comes in
+
+    def _mounted_changed(self, mounted: pointers.Mounted) -> None:
+        self._mounted = mounted
+        if mounted.keys is not None:
+            try:
+                self.keyring = Keyring.read(mounted.keys)
+            except DocumentError as e:
+                self._say(f"the mounted keys cannot be read, the former ones stay: {e}")
+                return
+        try:
+            pointer = pointers.verified(mounted, self.keyring, self.model)
+        except (Untrusted, DocumentError) as e:
+            self._say(f"the mounted pointer is not followed: {e}")
+            return
+        self._pointer = pointer
+        self._say("")
+        self._follow(pointer)
+        self.changed()
+
+    def _follow(self, pointer: BootPointer) -> None:
+        if self.machine is None or not pointer_counts(self._held, pointer.sequence):
+            return
+        model = pointers.desired(pointer, self.machine.load_key, self.windows.current)
+        if model is None:
+            self._say(f"the pointer of sequence {pointer.sequence} names no engine for {self.machine.load_key}")
+            return
+        log.info("following the pointer of sequence %d", pointer.sequence)
+        self._held = Held(Fence(self.model.uid, pointer.sequence))
+        self._apply(model, None)
+
+    def take(self, request: DesiredRequest) -> None:
+        """A request whose signature was checked. Raises Conflict, NotYet, DocumentError."""
+        ruling = judge_request(self._held, self.model.uid, request.desired)
+        model = request.desired.models.get(self.model.name)
+        if model is None or len(request.desired.models) != 1:
+            raise DocumentError(f"desired.models must hold {self.model.name!r} and nothing else")
+        _check(model)
+        if self._pointer is None:
+            raise NotYet("no pointer was mounted yet, so this worker does not know where its artifacts are")
+        if ruling is Ruling.RENEW:
+            self.swapper.renew(float(request.candidate_ttl_seconds))
+            return
+        self._held = Held(request.desired.fence, request.desired.content_hash())
+        self._apply(model, float(request.candidate_ttl_seconds))
+
+    def _apply(self, model: DesiredModel, ttl: float | None) -> None:
+        self.swapper.want(model, ttl)
+
+    @property
+    def held(self) -> Fence:
+        return self._held.fence if self._held else Fence(self.model.uid, 0)
+
+    # -- loading
+
+    async def _load(self, artifact: SignedArtifact, progress: Callable[[EngineState], None]) -> Engine:
+        authorize(artifact, self.model, self.keyring)
+        if self._pointer is None or self.machine is None:
+            raise Refused("NotStarted", "no pointer was mounted yet", transient=True)
+        progress(EngineState.FETCHING)
+        artifacts, settings = await asyncio.to_thread(self._open, self._pointer.storage), self.settings
+        manifest = await asyncio.to_thread(artifacts.manifest, artifact, self.machine.load_key)
+        payload = await _payload(artifacts, manifest)
+        progress(EngineState.LOADING)
+        try:
+            engine = Engine(
+                self.model.name,
+                artifact.manifest_digest,
+                manifest,
+                lambda: _payload(artifacts, manifest),
+                self.hosts,
+                self.arenas,
+                self.windows,
+                self._stats_of(manifest.revision),
+                EngineSettings(settings.lanes, settings.prepare_seconds, settings.hang_seconds, settings.queue_limit),
+            )
+        except BaseException:
+            payload.close()
+            raise
+        try:
+            await engine.start(payload)
+        except BaseException:
+            await asyncio.shield(engine.close(0.0))
+            raise
+        return engine
+
+    def _open(self, storage: Storage) -> Artifacts:
+        if self._artifacts is None or self._artifacts[0] != storage:
+            try:
+                store = ArtifactStore(storage, self.settings.namespace, self.settings.credentials_dir)
+            except StorageError as e:
+                raise Refused(e.reason.value, e.message, transient=True) from e
+            self._artifacts = (storage, Artifacts(store, self.settings.cache_dir))
+        return self._artifacts[1]
+
+    async def _tidy(self) -> None:
+        """Drop cached files that neither serve nor are wanted. Called when nothing is being fetched."""
+        keep = self.swapper.digests()
+        for engine in self.router.loaded.values():
+            manifest = engine.manifest
+            keep |= {manifest.plan.digest, *(golden.blob.digest for golden in manifest.golden)}
+        if keep != self._kept and self._artifacts is not None and self.router.loaded:
+            self._kept = keep
+            with contextlib.suppress(OSError):
+                await asyncio.to_thread(self._artifacts[1].prune, keep)
+
+    def _stats_of(self, revision: str) -> RevisionStats:
+        stats = self.stats.pop(revision, None) or RevisionStats()
+        self.stats[revision] = stats
+        for old in list(self.stats)[:-KEPT_STATS]:
+            del self.stats[old]
+        return stats
+
+    # -- what goes out
+
+    def changed(self) -> None:
+        """Something that the operator may care about."""
+        self.version += 1
+        self._news.set()
+        self._news = asyncio.Event()
+
+    def _say(self, message: str) -> None:
+        if message != self._message:
+            self._message = message
+            if message:
+                log.warning("%s", message)
+            self.changed()
+
+    async def news(self, after: int, seconds: float) -> None:
+        """Returns when the version is higher than `after`, or after `seconds`."""
+        deadline = time.monotonic() + seconds
+        while self.version <= after and time.monotonic() < deadline and not self.draining:
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._news.wait(), deadline - time.monotonic())
+
+    def begin_drain(self) -> None:
+        self.draining = True
+        self.changed()
+
+    def is_ready(self) -> bool:
+        """May the Service send requests here? Not while nothing can answer; a host that is being replaced has a
+        while."""
+        engine = self.swapper.standing
+        if engine is None or self.draining or engine.state is EngineState.FAILED:
+            return False
+        if engine.alive:
+            self._down_since = None
+            return True
+        now = time.monotonic()
+        self._down_since = self._down_since or now
+        return now - self._down_since < DEBOUNCE_SECONDS
+
+    @property
+    def state(self) -> WorkerState:
+        if self.draining:
+            return WorkerState.DRAINING
+        engine = self.swapper.standing
+        if engine is not None:
+            return WorkerState.SERVING if self.is_ready() else WorkerState.NOT_SERVING
+        if self.machine is None or self._pointer is None:
+            return WorkerState.STARTING
+        if self._held is None:
+            return WorkerState.NO_ENGINE
+        return WorkerState.NOT_SERVING if self.swapper.trouble else WorkerState.STARTING
+
+    def report(self) -> Report:
+        machine = self.machine or Machine(LoadKey(self.settings.runtime, "", ""), "")
+        flipped = self.swapper.flipped
+        return Report(
+            version=self.version,
+            pod=self.settings.pod,
+            pod_uid=self.settings.pod_uid,
+            load_key=machine.load_key,
+            driver=machine.driver,
+            state=self.state,
+            message=self._message or self.swapper.trouble,
+            fence=self.held,
+            pointer_sequence=self._pointer.sequence if self._pointer else 0,
+            key_ids=self.keyring.ids,
+            models={
+                self.model.name: ModelReport(
+                    engines=self.swapper.report(),
+                    routes=self.router.routes(),
+                    windows=self.windows.snapshot(),
+                    flip_seconds=flipped.seconds if flipped else None,
+                    routed_at=flipped.at if flipped else None,
+                )
+            },
+        )
+
+
+def _check(model: DesiredModel) -> None:
+    """Raises DocumentError if the routes make no sense."""
+    listed = {engine.artifact.manifest_digest for engine in model.engines}
+    routes = model.routes
+    if routes.stable not in listed or (routes.candidate and routes.candidate not in listed):
+        raise DocumentError("routes name an engine that is not listed")
+    if not 0 <= routes.weight <= 100:
+        raise DocumentError(f"a weight is a percentage, not {routes.weight}")
+
+
+async def _payload(artifacts: Artifacts, manifest: Manifest) -> Payload:
+    """Verified bytes. If nobody waits for them any more, they are closed when they come."""
+    reading = asyncio.get_running_loop().run_in_executor(None, artifacts.payload, manifest)
+    try:
+        return await asyncio.shield(reading)
+    except asyncio.CancelledError:
+        reading.add_done_callback(_discard)
+        raise
+
+
+def _discard(reading: asyncio.Future[Payload]) -> None:
+    if not reading.cancelled() and reading.exception() is None:
+        reading.result().close()

@@ -1,0 +1,16 @@
+"""``python -m trtmodel_worker.host serve <descriptor>`` and ``... describe <runtime>``. Started by the front only."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+from trtmodel_worker.host.process import describe, serve
+
+logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s host %(message)s")
+
+if len(sys.argv) == 3 and sys.argv[1] == "serve":
+    sys.exit(serve(int(sys.argv[2])))
+if len(sys.argv) == 3 and sys.argv[1] == "describe":
+    sys.exit(describe(sys.argv[2]))
+sys.exit("usage: python -m trtmodel_worker.host serve <descriptor> | describe <runtime>")

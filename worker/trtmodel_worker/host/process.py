@@ -1,0 +1,151 @@
+"""The host process: load, warm, prove, then serve lanes until the front says stop or is gone."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import logging
+import mmap
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Sequence
+
+from trtmodel_contract.codec import dumps, encode, loads
+from trtmodel_contract.exitcodes import HostExit
+from trtmodel_contract.manifest import Manifest, TensorSpec
+
+from trtmodel_worker.engines.base import CannotLoad, Engine, EngineError, Lane, Runtime
+from trtmodel_worker.engines.registry import runtime
+from trtmodel_worker.host.arena import Arena
+from trtmodel_worker.host.lanes import LaneServer
+from trtmodel_worker.host.proving import SelfTestFailed, self_test, warm
+from trtmodel_worker.host.wire import MAX_TEXT_BYTES, HostConfig, Ready, Refused
+
+log = logging.getLogger(__name__)
+_PR_SET_PDEATHSIG = 1
+_FINISH_SECONDS = 60.0
+
+
+class _Refusal(Exception):
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+def describe(name: str) -> int:
+    """Print what decides whether an engine loads here, as JSON."""
+    try:
+        machine = runtime(name)
+        print(json.dumps({"loadKey": encode(machine.load_key()), "driver": machine.driver()}))
+    except (ValueError, ImportError, EngineError, OSError) as e:
+        print(f"the runtime cannot be used here: {e}", file=sys.stderr)
+        return HostExit.CANNOT_LOAD
+    return HostExit.DONE
+
+
+def serve(config_fd: int) -> int:
+    """Run one engine as the configuration in `config_fd` says. Returns the exit code."""
+    with os.fdopen(config_fd, "rb") as f:
+        config = loads(HostConfig, f.read())
+    _die_with(config.parent_pid)
+    control = socket.socket(fileno=config.control_fd)
+    try:
+        ready, lanes = _prepare(config)
+    except _Refusal as e:
+        log.error("%s: %s", e.reason, e)
+        control.send(dumps(Refused(e.reason, str(e)[:MAX_TEXT_BYTES])))
+        return HostExit.CANNOT_LOAD
+    threads = [threading.Thread(target=lane.run, name=f"lane-{i}") for i, lane in enumerate(lanes)]
+    stop, stopped = os.pipe()
+    os.set_blocking(stopped, False)
+    signal.set_wakeup_fd(stopped, warn_on_full_buffer=False)
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    for thread in threads:
+        thread.start()
+    control.send(dumps(ready))
+    select.select([control.fileno(), stop], [], [])  # the front never sends: readable means that it closed its end
+    for fd in config.lane_fds:
+        _hang_up(fd)
+    deadline = time.monotonic() + _FINISH_SECONDS
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    # No clean-up of the runtime: the end of the process frees everything, and destroying engines may block.
+    os._exit(HostExit.DONE)
+
+
+def _prepare(config: HostConfig) -> tuple[Ready, list[LaneServer]]:
+    manifest = loads(Manifest, config.manifest)
+    goldens = [_read(fd, size) for fd, size in zip(config.golden_fds, config.golden_sizes, strict=True)]
+    plan = memoryview(mmap.mmap(config.plan_fd, config.plan_size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ))
+    started = time.perf_counter()
+    machine, lanes = _load(config, manifest, plan)
+    loaded = time.perf_counter()
+    try:
+        slowest = max(warm(lane, manifest) for lane in lanes)
+    except Exception as e:
+        raise _Refusal("WarmUpFailed", f"warm-up failed: {type(e).__name__}: {e}") from e
+    try:
+        self_test(lanes, manifest, goldens)
+    except SelfTestFailed as e:
+        raise _Refusal("SelfTestFailed", str(e)) from e
+    arena = Arena(config.arena_fd, config.arena_size)
+    servers = [
+        LaneServer(lane, socket.socket(fileno=fd), arena, manifest.inputs, manifest.outputs)
+        for lane, fd in zip(lanes, config.lane_fds, strict=True)
+    ]
+    log.info("%s: loaded in %.3f s, warm and proved in %.3f s", config.name, loaded - started, _since(loaded))
+    return Ready(loaded - started, _since(loaded), slowest, machine.driver()), servers
+
+
+def _load(config: HostConfig, manifest: Manifest, plan: memoryview) -> tuple[Runtime, list[Lane]]:
+    try:
+        machine = runtime(config.runtime)
+        engine = machine.load(plan, manifest.profiles, len(config.lane_fds))
+        _agree("inputs", manifest.inputs, engine)
+        _agree("outputs", manifest.outputs, engine)
+        return machine, [engine.create_lane() for _ in config.lane_fds]
+    except (CannotLoad, ValueError, ImportError) as e:
+        raise _Refusal("CannotLoad", str(e)) from e
+    except (EngineError, MemoryError) as e:
+        raise _Refusal("CannotLoad", f"{type(e).__name__}: {e}") from e
+
+
+def _agree(kind: str, wanted: Sequence[TensorSpec], engine: Engine) -> None:
+    found: Sequence[TensorSpec] = getattr(engine, kind)
+    if tuple(found) != tuple(wanted):
+        raise CannotLoad(f"the engine's {kind} are {_names(found)}, the manifest says {_names(wanted)}")
+
+
+def _names(specs: Sequence[TensorSpec]) -> str:
+    return ", ".join(f"{s.name!r} {s.datatype}{list(s.shape)}" for s in specs)
+
+
+def _read(fd: int, size: int) -> bytes:
+    with os.fdopen(fd, "rb") as f:
+        f.seek(0)
+        return f.read(size)
+
+
+def _since(moment: float) -> float:
+    return time.perf_counter() - moment
+
+
+def _hang_up(fd: int) -> None:
+    """End of file for the lane's thread after the message that it works on."""
+    with socket.socket(fileno=os.dup(fd)) as channel:
+        try:
+            channel.shutdown(socket.SHUT_RD)
+        except OSError:
+            log.info("the front had hung up")
+
+
+def _die_with(parent: int) -> None:
+    """No orphan holds a GPU after the front is gone, however it went."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        raise SystemExit("the front is gone")

@@ -1,0 +1,160 @@
+"""Messages between the front and a host. Both ends are the same release, so there is no version.
+
+On a lane every message is one datagram of 64-bit integers (the socket keeps boundaries):
+
+    run      [generation, output offset, output bytes, (input offset, dim, dim ...) per input]
+    answer   [generation, 0, compute ns, (output offset, rank, dim ...) per output]
+    failure  [generation, class, compute ns] + text in UTF-8
+
+Inputs and outputs are in the manifest's order. Offsets are from the start of the arena. On the control socket a message
+is one JSON object.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+MAX_MESSAGE_BYTES = 64 * 1024
+MAX_TEXT_BYTES = 2000
+MAX_RANK = 32
+_HEAD = struct.Struct("<3q")
+
+
+class FailureClass(enum.IntEnum):
+    """What kind of failure an attempt met in the host."""
+
+    INVALID_INPUT = 1
+    RECOVERABLE = 2
+    OUT_OF_MEMORY = 3
+    OUTPUT_TOO_LARGE = 4
+    INTERNAL = 5
+
+
+class MessageError(ValueError):
+    """The bytes are no message of this protocol."""
+
+
+@dataclass(frozen=True)
+class HostConfig:
+    """What a host is told, as JSON in a sealed memory file. `*_fd` are inherited descriptors."""
+
+    SCHEMA: ClassVar[str] = "trtmodel.io/host/v1"
+
+    name: str
+    runtime: str
+    manifest: str
+    plan_fd: int
+    plan_size: int
+    golden_fds: tuple[int, ...]
+    golden_sizes: tuple[int, ...]
+    arena_fd: int
+    arena_size: int
+    lane_fds: tuple[int, ...]
+    control_fd: int
+    parent_pid: int
+
+
+@dataclass(frozen=True)
+class Ready:
+    """Every lane is warm and passed the self-test. `slowest_seconds` is the longest single run of the warm-up."""
+
+    SCHEMA: ClassVar[str] = "trtmodel.io/host-ready/v1"
+
+    load_seconds: float
+    warm_seconds: float
+    slowest_seconds: float
+    driver: str
+
+
+@dataclass(frozen=True)
+class Refused:
+    """The engine was refused before it served."""
+
+    SCHEMA: ClassVar[str] = "trtmodel.io/host-refused/v1"
+
+    reason: str
+    message: str
+
+
+def run_message(
+    generation: int,
+    output_offset: int,
+    output_bytes: int,
+    input_offsets: Sequence[int],
+    shapes: Sequence[tuple[int, ...]],
+) -> bytes:
+    words = [generation, output_offset, output_bytes]
+    for offset, shape in zip(input_offsets, shapes, strict=True):
+        words.append(offset)
+        words += shape
+    return struct.pack(f"<{len(words)}q", *words)
+
+
+def parse_run(data: bytes, ranks: Sequence[int]) -> tuple[int, int, int, list[tuple[int, tuple[int, ...]]]]:
+    """(generation, output offset, output bytes, [(input offset, shape)]). Raises MessageError."""
+    words = _words(data)
+    if len(words) != 3 + len(ranks) + sum(ranks):
+        raise MessageError(f"a run message of {len(words)} words does not fit inputs of ranks {list(ranks)}")
+    at, inputs = 3, []
+    for rank in ranks:
+        inputs.append((words[at], words[at + 1 : at + 1 + rank]))
+        at += 1 + rank
+    return words[0], words[1], words[2], inputs
+
+
+def answer_message(generation: int, nanoseconds: int, outputs: Iterable[tuple[int, tuple[int, ...]]]) -> bytes:
+    words = [generation, 0, nanoseconds]
+    for offset, shape in outputs:
+        words.append(offset)
+        words.append(len(shape))
+        words += shape
+    return struct.pack(f"<{len(words)}q", *words)
+
+
+def failure_message(generation: int, failure: FailureClass, nanoseconds: int, text: str) -> bytes:
+    return _HEAD.pack(generation, failure, nanoseconds) + text.encode()[:MAX_TEXT_BYTES]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """`failure` is None for a result; then `outputs` are (offset in the arena, shape)."""
+
+    generation: int
+    nanoseconds: int
+    outputs: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    failure: FailureClass | None = None
+    text: str = ""
+
+
+def parse_answer(data: bytes, outputs: int) -> Answer:
+    """Raises MessageError. Offsets and dimensions are what the host said: not yet believed."""
+    if len(data) < _HEAD.size:
+        raise MessageError(f"an answer of {len(data)} bytes is too short")
+    generation, status, nanoseconds = _HEAD.unpack_from(data)
+    if status:
+        try:
+            failure = FailureClass(status)
+        except ValueError as e:
+            raise MessageError(f"{status} is no class of failure") from e
+        return Answer(generation, nanoseconds, (), failure, data[_HEAD.size :].decode(errors="replace"))
+    words, at, found = _words(data), 3, []
+    while at < len(words):
+        rank = words[at + 1] if at + 1 < len(words) else -1
+        shape = words[at + 2 : at + 2 + rank] if 0 <= rank <= MAX_RANK else ()
+        if rank != len(shape):
+            raise MessageError("an answer ends within an output's shape")
+        found.append((words[at], shape))
+        at += 2 + rank
+    if len(found) != outputs:
+        raise MessageError(f"an answer has {len(found)} outputs where {outputs} were expected")
+    return Answer(generation, nanoseconds, tuple(found))
+
+
+def _words(data: bytes) -> tuple[int, ...]:
+    if len(data) % 8 or len(data) < _HEAD.size:
+        raise MessageError(f"a message of {len(data)} bytes is no sequence of words")
+    return struct.unpack(f"<{len(data) // 8}q", data)
