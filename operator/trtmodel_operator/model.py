@@ -462,12 +462,14 @@ class Stage(str, enum.Enum):
 
 @dataclass(frozen=True)
 class Situation:
-    """`reason` is a CamelCase constant, `message` a sentence with cause and way out, `summary` the CANARY column."""
+    """`reason` is a CamelCase constant, `message` a sentence with cause and way out, `summary` the CANARY column.
+    `stuck`: it waits for something that may never come, such as a node that a Job fits on."""
 
     stage: Stage
     reason: str
     message: str
     summary: str = ""
+    stuck: bool = False
 
 
 @dataclass(frozen=True)
@@ -481,7 +483,9 @@ class Notice:
 
 @dataclass(frozen=True)
 class Decision:
-    """`rule` is the name of the rule that decided. `requeue` in seconds; None = only when something happens."""
+    """`rule` is the name of the rule that decided. `requeue` in seconds; None = only when something happens. `wanted`
+    is the revision that today's spec means, '' while that is not known; `gate` the key that figures of today's data
+    set carry (see Built)."""
 
     rule: str
     memory: Memory
@@ -489,3 +493,5 @@ class Decision:
     situation: Situation
     requeue: float | None = None
     notices: tuple[Notice, ...] = ()
+    wanted: str = ""
+    gate: str = ""

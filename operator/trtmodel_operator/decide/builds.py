@@ -275,11 +275,12 @@ def _take_engine(turn: Turn, target: Target, job: ObservedJob, result: JobResult
         message = "the engine was built but not verified: the Job brought no figures"
         return jobs.remember_failure(turn, Failure(job.name, reasons.VERIFICATION_MISSING, message))
     entry = Built(built.revision, target.name, built.artifact, gate_key(turn))
-    turn.remember(built=(entry, *turn.memory.built)[:BUILT_KEPT], failure=None, source_changes=0)
+    same = (entry.revision, entry.target, entry.artifact.load_key)
+    others = [b for b in turn.memory.built if (b.revision, b.target, b.artifact.load_key) != same]
+    turn.remember(built=(entry, *others)[:BUILT_KEPT], failure=None, source_changes=0)
     how = "found in the bucket" if built.reused else f"built in {built.build_seconds:.1f} s"
-    return Outcome(
-        Situation(Stage.BUILDING, reasons.BUILT, f"{built.revision} was {how} for target {target.name}"), SOON
-    )
+    message = f"{built.revision} was {how} for target {target.name}"
+    return Outcome(Situation(Stage.BUILDING, reasons.BUILT, message), SOON)
 
 
 def _judged(turn: Turn, target: Target) -> GateVerdict:

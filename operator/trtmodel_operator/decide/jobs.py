@@ -51,7 +51,7 @@ def done(turn: Turn, work: Work, what: str) -> ObservedJob | Outcome:
     if job.trouble:
         way_out = _WAYS_OUT.get(job.trouble, "it is tried again until spec.build.deadline or spec.build.retries end it")
         message = f"Job {job.name} does not get on: {job.message or job.trouble}. {_sentence(way_out)}"
-        return Outcome(Situation(work.stage, job.trouble, message), LATER)
+        return Outcome(Situation(work.stage, job.trouble, message, stuck=True), LATER)
     return Outcome(Situation(work.stage, work.stage.value, f"{what} by Job {job.name}"), LATER)
 
 

@@ -88,7 +88,7 @@ def settle_plan(turn: Turn, rule: str, outcome: Outcome) -> Decision:
     that restarts on a signal's way finds the pointer already there.
     """
     if outcome.halt:
-        return Decision(rule, turn.memory, outcome.actions, outcome.situation, outcome.requeue, tuple(turn.notices))
+        return _decision(turn, rule, outcome, list(outcome.actions))
     pointers = _pointers(turn)
     signals = {w.uid: signal for w in facts.present(turn.seen) if (signal := _signal(turn, w)) is not None}
     _count_fence(turn, pointers, signals)
@@ -96,7 +96,20 @@ def settle_plan(turn: Turn, rule: str, outcome: Outcome) -> Decision:
     actions += [replace(p, sequence=turn.memory.sequence) for p in pointers if _pointer_differs(turn, p)]
     actions += [w for w in _workloads(turn) if _workload_differs(turn, w)]
     actions += [signals[w.uid] for w in facts.present(turn.seen) if w.uid in signals and _must_hear(turn, w, signals)]
-    return Decision(rule, turn.memory, tuple(actions), outcome.situation, outcome.requeue, tuple(turn.notices))
+    return _decision(turn, rule, outcome, actions)
+
+
+def _decision(turn: Turn, rule: str, outcome: Outcome, actions: list[Action]) -> Decision:
+    return Decision(
+        rule=rule,
+        memory=turn.memory,
+        actions=tuple(actions),
+        situation=outcome.situation,
+        requeue=outcome.requeue,
+        notices=tuple(turn.notices),
+        wanted=builds.wanted_revision(turn),
+        gate=builds.gate_key(turn) if turn.seen.spec else "",
+    )
 
 
 def _count_fence(turn: Turn, pointers: list[ApplyPointer], signals: dict[str, Signal]) -> None:

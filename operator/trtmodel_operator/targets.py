@@ -1,0 +1,166 @@
+"""What status says of each target, of finished rollouts and of replicas, and what conditions ask of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from trtmodel_contract.gate import GateFigures, Verdict, judge
+
+from trtmodel_operator import facts, reasons
+from trtmodel_operator.model import (
+    Artifact,
+    Decision,
+    Deployed,
+    HistoryEntry,
+    JobState,
+    Observed,
+    ObservedWorker,
+    Target,
+)
+
+Status = dict[str, object]
+
+MESSAGE_LENGTH = 1024
+FIGURES = 32
+ENGINES = 8
+
+
+def target_status(seen: Observed, decision: Decision, target: Target) -> Status:
+    found: Status = {"name": target.name, "workers": _workers(seen, decision, target)}
+    known = engines(decision, target)
+    if known:
+        found["engines"] = [
+            {"loadKey": a.load_key, "digest": a.manifest_digest, **({"driver": a.driver} if a.driver else {})}
+            for a in known[:ENGINES]
+        ]
+    job = _job(seen, decision, target)
+    if job:
+        found["job"] = job
+    judged = verdict(seen, decision, target)
+    if judged is not None:
+        outcome, sentence, figures = judged
+        found["gate"] = {
+            "verdict": outcome.value,
+            "message": cut(sentence, MESSAGE_LENGTH),
+            "samples": figures.samples,
+            "figures": _figures(figures),
+        }
+    return found
+
+
+def _workers(seen: Observed, decision: Decision, target: Target) -> Status:
+    workers, memory = facts.present(seen, target.name), decision.memory
+    serving = memory.stable or memory.candidate
+    return {
+        "desired": seen.spec.serving.replicas if seen.spec else 0,
+        "ready": sum(w.ready for w in workers),
+        "onStable": sum(facts.serves(seen, w, serving) and not on_candidate(seen, decision, w) for w in workers),
+        "onCandidate": sum(on_candidate(seen, decision, w) for w in workers),
+        "withStandby": sum(facts.holds(seen, w, facts.digest_for(w, memory.standby)) for w in workers),
+    }
+
+
+def _job(seen: Observed, decision: Decision, target: Target) -> Status:
+    """The Job that runs for the target (a resolve Job runs for all), else the one that failed for good."""
+    running = [j for j in seen.jobs if j.state is JobState.RUNNING and (j.target == target.name or not j.target)]
+    if running:
+        job = max(running, key=lambda j: (j.started_at or 0.0, j.name))
+        words = {"message": cut(job.message or job.trouble, MESSAGE_LENGTH)} if job.trouble else {}
+        return {"name": job.name, "stage": job.kind.value, **words}
+    failure = decision.memory.failure
+    return {"name": failure.job, "stage": failure.reason, "message": failure.message} if failure else {}
+
+
+def history_status(entry: HistoryEntry) -> Status:
+    return {
+        "revision": entry.revision,
+        "outcome": entry.outcome,
+        "reason": cut(entry.message or entry.reason, MESSAGE_LENGTH),
+        **({"digests": list(entry.digests[:16])} if entry.digests else {}),
+        **({"promotedAt": entry.at} if entry.outcome == reasons.PROMOTED else {}),
+    }
+
+
+def replicas(seen: Observed) -> int:
+    """Workers that run and are wanted: an extra pod of a rolling replacement must not feed an autoscaler."""
+    if seen.spec is None:
+        return len(facts.present(seen))
+    return sum(min(len(facts.present(seen, t.name)), seen.spec.serving.replicas) for t in seen.spec.targets)
+
+
+def _figures(figures: GateFigures) -> dict[str, float]:
+    found: dict[str, float | None] = {}
+    top1 = figures.top1
+    if top1 is not None:
+        found["top1Disagreements"] = top1.disagreements
+        found["referenceRight"] = top1.reference_right
+        found["engineRight"] = top1.engine_right
+    for name, output in sorted(figures.worst().outputs.items()):
+        found[f"{name}.cosineMean"] = output.cosine_mean
+        found[f"{name}.cosineWorst"] = output.cosine_worst
+        found[f"{name}.relativeRmse"] = output.relative_rmse
+        found[f"{name}.maxAbs"] = output.max_abs
+    known = {name: float(value) for name, value in found.items() if value is not None and abs(value) < 1e15}
+    return dict(list(known.items())[:FIGURES])
+
+
+def targets(seen: Observed) -> Sequence[Target]:
+    return seen.spec.targets if seen.spec else ()
+
+
+def deployed(decision: Decision) -> list[Deployed]:
+    """Candidate or stable, if it is of this generation's revision."""
+    there = (decision.memory.candidate, decision.memory.stable)
+    return [d for d in there if d is not None and d.revision == decision.wanted]
+
+
+def engines(decision: Decision, target: Target) -> list[Artifact]:
+    """Engines of this generation's revision."""
+    for there in deployed(decision):
+        return [a for a in there.artifacts if a.target == target.name]
+    return [
+        Artifact(b.target, str(b.artifact.load_key), b.artifact.manifest_digest, b.artifact.driver)
+        for b in decision.memory.built
+        if (b.revision, b.target) == (decision.wanted, target.name)
+    ]
+
+
+def verdict(seen: Observed, decision: Decision, target: Target) -> tuple[Verdict, str, GateFigures] | None:
+    """The worst of the target's engines on today's data set."""
+    if seen.spec is None or not decision.wanted:
+        return None
+    order = (Verdict.FAIL, Verdict.NO_DATA, Verdict.INCONCLUSIVE, Verdict.PASS)
+    found = []
+    for built in decision.memory.built:
+        same = (built.revision, built.target, built.gate) == (decision.wanted, target.name, decision.gate)
+        if same and built.artifact.figures is not None:
+            judged = judge(built.artifact.figures, seen.spec.verify.thresholds)
+            found.append((judged.verdict, judged.sentence, built.artifact.figures))
+    return min(found, key=lambda v: order.index(v[0])) if found else None
+
+
+def on_candidate(seen: Observed, decision: Decision, worker: ObservedWorker) -> bool:
+    digest = facts.digest_for(worker, decision.memory.candidate)
+    return facts.routes_candidate(seen, worker, digest) and facts.holds(seen, worker, digest)
+
+
+def serves(seen: Observed, worker: ObservedWorker) -> bool:
+    """A ready worker that answers with an engine that passed the gate, whichever it is."""
+    report = facts.model_report(seen, worker)
+    if not worker.ready or report is None:
+        return False
+    routed = report.routes.candidate or report.routes.stable
+    return facts.holds(seen, worker, routed)
+
+
+def as_planned(seen: Observed, decision: Decision, worker: ObservedWorker) -> bool:
+    memory = decision.memory
+    return facts.serves(seen, worker, memory.stable or memory.candidate) or on_candidate(seen, decision, worker)
+
+
+def listed(value: object) -> list[Mapping[str, object]]:
+    return [v for v in value if isinstance(v, Mapping)] if isinstance(value, Sequence) else []
+
+
+def cut(text: str, limit: int) -> str:
+    return text if len(text) <= limit else text[: limit - 3] + "..."
