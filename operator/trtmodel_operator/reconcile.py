@@ -142,9 +142,7 @@ class Reconciler:
         status = conditions.status(observed, decision, previous)
         if status != previous:
             await self.cluster.write_status(key, status)
-            for event in conditions.events(previous, status):
-                await self.cluster.post_event(raw, event.reason, event.message, warning=event.warning)
-        for notice in decision.notices:
+        for notice in conditions.events(previous, status, decision.notices):
             await self.cluster.post_event(raw, notice.reason, notice.message, warning=notice.warning)
         self.metrics.persisted(key, observed.memory, decision)
 

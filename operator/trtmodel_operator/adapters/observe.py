@@ -11,9 +11,10 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 
 from trtmodel_contract.codec import DocumentError, decode, loads
-from trtmodel_contract.control import POINTER_FILE
+from trtmodel_contract.control import KEYS_FILE, POINTER_FILE
 from trtmodel_contract.identity import ModelRef
 from trtmodel_contract.jobs import JobResult
+from trtmodel_contract.signing import KeySet
 
 from trtmodel_operator import manifests
 from trtmodel_operator import spec as specs
@@ -83,6 +84,7 @@ async def observe(
         default_image=default_image,
         service_fingerprint=next((_fingerprint(s) for s in own.get("Service", ())), ""),
         key_ids=tuple(signer.public_keys()),
+        published_key_ids=_published(own.get("ConfigMap", ())),
     )
 
 
@@ -242,6 +244,17 @@ def _pointer(config_map: Json) -> ObservedPointer | None:
         return None  # the public keys
     meta = config_map["metadata"]
     return manifests.read_pointer(meta["name"], (meta.get("labels") or {}).get(manifests.LABEL_TARGET, ""), text)
+
+
+def _published(config_maps: Sequence[Json]) -> tuple[str, ...]:
+    """The ids of the public keys that the workers mount; none if there are no keys yet, or no readable ones."""
+    for config_map in config_maps:
+        if (text := (config_map.get("data") or {}).get(KEYS_FILE)) is not None:
+            try:
+                return tuple(sorted(loads(KeySet, text).keys))
+            except DocumentError:
+                return ()
+    return ()
 
 
 # ---------------------------------------------------------------------------------------------------------------
