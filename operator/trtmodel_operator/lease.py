@@ -64,7 +64,7 @@ class Lease:
                 if await self._try():
                     return
             except (ClusterError, Conflict, TimeoutError) as e:
-                log.warning("lease not acquired yet: %s", e or "no answer in time")
+                log.warning("lease not acquired yet: %s", str(e) or "no answer in time")
             await asyncio.sleep(self._retry_period)
 
     async def hold(self) -> None:
@@ -79,9 +79,10 @@ class Lease:
                     if await self._try():
                         renewed = started
             except (ClusterError, Conflict, TimeoutError) as e:
-                log.warning("lease not renewed: %s", e or "no answer in time")
+                log.warning("lease not renewed: %s", str(e) or "no answer in time")
             if self._now() - renewed >= self._renew_deadline or self.holder not in ("", self.identity):
-                log.error("the lease is lost to %r: this process ends now", self.holder or "nobody yet")
+                silence = self._now() - renewed
+                log.error("not renewed for %.1f s, held by %r: this process ends now", silence, self.holder)
                 self._lost()
                 return
 
@@ -94,7 +95,7 @@ class Lease:
                     lease["spec"] |= {"holderIdentity": "", "leaseDurationSeconds": 1, "renewTime": _timestamp()}
                     await self._store.replace_lease(lease)
         except (ClusterError, Conflict, TimeoutError) as e:
-            log.warning("lease not released: %s", e or "no answer in time")
+            log.warning("lease not released: %s", str(e) or "no answer in time")
 
     async def _try(self) -> bool:
         lease = await self._store.get_lease(self._namespace, self._name)

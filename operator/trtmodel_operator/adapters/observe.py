@@ -274,11 +274,12 @@ def _pod_trouble(pod: Json) -> tuple[str, str]:
         state = container.get("state") or {}
         waiting, ended = state.get("waiting") or {}, state.get("terminated") or {}
         before = (container.get("lastState") or {}).get("terminated") or {}
-        if waiting.get("reason") in _WAITING_TROUBLE:
+        if (reason := waiting.get("reason")) in _WAITING_TROUBLE:
             message = str(waiting.get("message") or "")
             if before:
                 message = f"{message} ({_ending(before)})".strip()
-            return str(waiting["reason"]), _short(message)
+            # The kubelet shows the two in turn: one reason, or there would be an event at each turn.
+            return "ImagePullBackOff" if reason == "ErrImagePull" else reason, _short(message)
         if ended and int(ended.get("exitCode") or 0) != 0:
             return str(ended.get("reason") or "Error"), _short(_ending(ended))
     return "", ""

@@ -195,12 +195,18 @@ def test_a_message_that_cannot_be_read_is_shown_and_is_no_result() -> None:
 
 
 @pytest.mark.parametrize(
-    "reason", ["ImagePullBackOff", "ErrImagePull", "CreateContainerConfigError", "InvalidImageName"]
+    ("reason", "told"),
+    [
+        ("ImagePullBackOff", "ImagePullBackOff"),
+        ("ErrImagePull", "ImagePullBackOff"),
+        ("CreateContainerConfigError", "CreateContainerConfigError"),
+        ("InvalidImageName", "InvalidImageName"),
+    ],
 )
-def test_a_container_that_cannot_start_is_told_while_the_job_runs(reason: str) -> None:
+def test_a_container_that_cannot_start_is_told_while_the_job_runs(reason: str, told: str) -> None:
     waiting = {"containerStatuses": [{"name": "b", "state": {"waiting": {"reason": reason, "message": "why"}}}]}
     found = the_job(job_pod("p", phase="Pending", **waiting))
-    assert (found.state, found.trouble, found.message) == (JobState.RUNNING, reason, "why")
+    assert (found.state, found.trouble, found.message) == (JobState.RUNNING, told, "why")
 
 
 def test_a_container_that_is_being_created_is_no_trouble() -> None:
