@@ -39,7 +39,8 @@ LATENCY_ERROR = 0.001  # of one look over all buckets; see the simulation in tes
 
 @dataclass(frozen=True)
 class Look:
-    """One look at the figures. `short` fits into a printed column."""
+    """One look at the figures. `sentence` says all of it, `error_sentence` and `latency_sentence` a part; `short` fits
+    into a printed column."""
 
     verdict: Verdict
     errors: Verdict
@@ -47,6 +48,8 @@ class Look:
     requests: int
     sentence: str
     short: str
+    error_sentence: str = ""
+    latency_sentence: str = ""
 
 
 def total(counts: Iterable[AttemptCounts]) -> AttemptCounts:
@@ -84,6 +87,8 @@ def look(candidate: AttemptCounts, baseline: AttemptCounts, limits: AnalysisSpec
         requests=requests,
         sentence=f"{error_text}; {latency_text}; compared with {against}",
         short=f"{requests:,} req, {error_short}, {latency_short}",
+        error_sentence=f"{error_text}; compared with {against}",
+        latency_sentence=f"{latency_text}; compared with {against}",
     )
 
 

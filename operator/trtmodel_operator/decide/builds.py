@@ -16,6 +16,7 @@ from trtmodel_operator.decide import jobs
 from trtmodel_operator.decide.turn import (
     BUILT_KEPT,
     LATER,
+    NEXT,
     RENEW,
     SOON,
     Outcome,
@@ -84,7 +85,7 @@ def resolve(turn: Turn) -> Outcome | None:
         failure=None,
     )
     message = f"the source is {result.source_sha256[:12]}, the engine revision {result.revision}"
-    return Outcome(Situation(Stage.RESOLVING, reasons.RESOLVED, message), SOON)
+    return Outcome(Situation(Stage.RESOLVING, reasons.RESOLVED, message), NEXT)
 
 
 def superseded(turn: Turn) -> Outcome | None:
@@ -96,7 +97,7 @@ def superseded(turn: Turn) -> Outcome | None:
     back = wanted == stable.revision
     message = f"{candidate.revision} was superseded by {wanted}" + (", which is stable already" if back else "")
     drop_candidate(turn, reasons.SUPERSEDED, reasons.SUPERSEDED, message)
-    return Outcome(Situation(Stage.PROMOTING if back else Stage.BUILDING, reasons.SUPERSEDED, message), SOON)
+    return Outcome(Situation(Stage.PROMOTING if back else Stage.BUILDING, reasons.SUPERSEDED, message), NEXT)
 
 
 def rejected(turn: Turn) -> Outcome | None:
@@ -261,7 +262,7 @@ def _build(turn: Turn, target: Target) -> Outcome:
         if reason == Reason.SOURCE_CHANGED.value and turn.memory.source_changes < SOURCE_CHANGES:
             counter, changes = turn.memory.resolve_counter + 1, turn.memory.source_changes + 1
             turn.remember(resolve_counter=counter, source_changes=changes)
-            return Outcome(Situation(Stage.RESOLVING, reason, f"{message}: it is resolved again"), SOON)
+            return Outcome(Situation(Stage.RESOLVING, reason, f"{message}: it is resolved again"), NEXT)
         return jobs.failed(turn, done)
     return _take_engine(turn, target, done, done.result)
 
@@ -280,7 +281,7 @@ def _take_engine(turn: Turn, target: Target, job: ObservedJob, result: JobResult
     turn.remember(built=(entry, *others)[:BUILT_KEPT], failure=None, source_changes=0)
     how = "found in the bucket" if built.reused else f"built in {built.build_seconds:.1f} s"
     message = f"{built.revision} was {how} for target {target.name}"
-    return Outcome(Situation(Stage.BUILDING, reasons.BUILT, message), SOON)
+    return Outcome(Situation(Stage.BUILDING, reasons.BUILT, message), NEXT)
 
 
 def _judged(turn: Turn, target: Target) -> GateVerdict:

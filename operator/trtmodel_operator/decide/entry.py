@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from trtmodel_operator import facts, reasons
 from trtmodel_operator.decide import builds
-from trtmodel_operator.decide.turn import SOON, Outcome, Turn
+from trtmodel_operator.decide.turn import NEXT, Outcome, Turn
 from trtmodel_operator.model import Artifact, Deployed, ObservedPointer, Platform, Situation, Stage
 
 
@@ -41,7 +41,7 @@ def adopt_what_runs(turn: Turn) -> Outcome | None:
         sequence=_highest_sequence(turn),
     )
     message = f"status was lost: {stable.revision} is taken as stable, as boot pointers and workers have it"
-    return Outcome(Situation(Stage.SERVING, reasons.ADOPTED, message), SOON)
+    return Outcome(Situation(Stage.SERVING, reasons.ADOPTED, message), NEXT)
 
 
 def spec_unreadable(turn: Turn) -> Outcome | None:

@@ -14,9 +14,11 @@ from trtmodel_operator.decide.turn import Outcome, Turn, interval, roll_back, wa
 from trtmodel_operator.decide.workers import holders, new_window
 from trtmodel_operator.model import AnalysisSpec, Deployed, ObservedWorker, StepMemory
 
-# An engine that could not be fetched says nothing about the engine. It is waited for, until the deadline.
+# Faults of the environment say nothing about the engine. The worker tries again, and is waited for until the deadline.
+# The last ones are the worker's own: keys that are not mounted yet, a pointer that is not, a process that cannot start.
 ENVIRONMENT = {
-    r.value for r in (Reason.STORAGE_UNAVAILABLE, Reason.ACCESS_DENIED, Reason.BUCKET_NOT_FOUND, Reason.NO_SPACE)
+    *(r.value for r in (Reason.STORAGE_UNAVAILABLE, Reason.ACCESS_DENIED, Reason.BUCKET_NOT_FOUND, Reason.NO_SPACE)),
+    *("SignatureInvalid", "NotStarted", "HostNotStarted"),
 }
 FAILING_LOOKS = 2  # at the latency: one may be a neighbour's doing
 
@@ -89,9 +91,9 @@ def analysis_says_no(turn: Turn) -> Outcome | None:
         )
     )
     if look.errors is Verdict.FAIL:
-        return roll_back(turn, reasons.ERROR_RATE, look.sentence)
+        return roll_back(turn, reasons.ERROR_RATE, look.error_sentence)
     if fails >= FAILING_LOOKS:
-        return roll_back(turn, reasons.TOO_SLOW, f"{look.sentence}; seen at {FAILING_LOOKS} looks in a row")
+        return roll_back(turn, reasons.TOO_SLOW, f"{look.latency_sentence}, at {FAILING_LOOKS} looks in a row")
     return None
 
 

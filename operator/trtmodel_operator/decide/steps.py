@@ -128,6 +128,8 @@ def promote(turn: Turn) -> Outcome | None:
 def settle(turn: Turn) -> Outcome:
     """Nothing to roll out: does everything serve what it should?"""
     memory, stable = turn.memory, turn.memory.stable
+    if memory.failure is not None:
+        turn.remember(failure=None)  # of a spec that is not asked for any more
     if stable is None:
         return Outcome(Situation(Stage.RESOLVING, reasons.WAITING, "nothing is deployed yet"), LATER)
     if facts.settled(turn.seen, stable):

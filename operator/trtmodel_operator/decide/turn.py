@@ -21,8 +21,9 @@ from trtmodel_operator.model import (
     Stage,
 )
 
-SOON = 1.0  # seconds: something moves in the workers
-LATER = 15.0  # seconds: a Job runs; its events come on their own
+NEXT = 0.05  # seconds: one thing is done, the next is to be decided
+SOON = 2.0  # seconds: something moves in the workers; their long polls usually tell it first
+LATER = 15.0  # seconds: a Job runs or a pod starts; events usually tell it first
 RENEW = 100.0  # seconds: a third of the candidate's time to live in the workers
 LEAST_GAP = 30.0  # seconds between two looks that still count as watching
 

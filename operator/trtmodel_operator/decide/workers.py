@@ -119,6 +119,7 @@ def _count_fence(turn: Turn, pointers: list[ApplyPointer], signals: dict[str, Si
     plan = short_hash(
         canonical(
             {
+                "keys": list(turn.seen.key_ids),  # signatures are part of what a worker compares
                 "pointers": [encode(replace(p, sequence=0)) for p in pointers],
                 "workers": {uid: encode(signal) for uid, signal in signals.items()},
             }
