@@ -39,6 +39,7 @@ MOST_FILES = 300_000  # looked at, by name only
 LARGEST_FILE = 64 << 20
 SMALLEST_FILE = 64
 BLOCK, PART, PADDING = 4096, 1024, 256
+LEAST = 8  # bytes after the spaces at the begin: the package does not ask the model about fewer
 CALIBRATION = REQUESTS = 64
 MARGIN = 0.9  # between the best and the second best score of a request: far beyond what INT8 may shift
 
@@ -128,6 +129,8 @@ def _choose(paths: list[Path], labels: list[str], most: int) -> list[Sample]:
                 continue
             row = features(path)
         except OSError:
+            continue
+        if row[LEAST - 1] == PADDING:
             continue
         key = hashlib.sha256(row.tobytes()).hexdigest()
         chosen.setdefault(key, Sample(row, labels.index(found), key))
