@@ -278,8 +278,10 @@ def _pod_trouble(pod: Json) -> tuple[str, str]:
             message = str(waiting.get("message") or "")
             if before:
                 message = f"{message} ({_ending(before)})".strip()
-            # The kubelet shows the two in turn: one reason, or there would be an event at each turn.
-            return "ImagePullBackOff" if reason == "ErrImagePull" else reason, _short(message)
+            if reason in ("ErrImagePull", "ImagePullBackOff"):
+                # The kubelet shows the two in turn. Told as one, with the cause alone, status and events stay quiet.
+                return "ImagePullBackOff", _short(message.rpartition("ErrImagePull: ")[2])
+            return reason, _short(message)
         if ended and int(ended.get("exitCode") or 0) != 0:
             return str(ended.get("reason") or "Error"), _short(_ending(ended))
     return "", ""

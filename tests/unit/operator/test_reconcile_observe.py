@@ -195,18 +195,29 @@ def test_a_message_that_cannot_be_read_is_shown_and_is_no_result() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reason", "told"),
+    "reason",
     [
-        ("ImagePullBackOff", "ImagePullBackOff"),
-        ("ErrImagePull", "ImagePullBackOff"),
-        ("CreateContainerConfigError", "CreateContainerConfigError"),
-        ("InvalidImageName", "InvalidImageName"),
+        "CreateContainerConfigError",
+        "InvalidImageName",
     ],
 )
-def test_a_container_that_cannot_start_is_told_while_the_job_runs(reason: str, told: str) -> None:
+def test_a_container_that_cannot_start_is_told_while_the_job_runs(reason: str) -> None:
     waiting = {"containerStatuses": [{"name": "b", "state": {"waiting": {"reason": reason, "message": "why"}}}]}
     found = the_job(job_pod("p", phase="Pending", **waiting))
-    assert (found.state, found.trouble, found.message) == (JobState.RUNNING, told, "why")
+    assert (found.state, found.trouble, found.message) == (JobState.RUNNING, reason, "why")
+
+
+def test_the_two_faces_of_a_failed_pull_are_told_alike() -> None:
+    faces = [
+        {"reason": "ErrImagePull", "message": "dial tcp: refused"},
+        {"reason": "ImagePullBackOff", "message": 'Back-off pulling image "x": ErrImagePull: dial tcp: refused'},
+    ]
+    told = [
+        the_job(job_pod("p", phase="Pending", containerStatuses=[{"name": "b", "state": {"waiting": face}}]))
+        for face in faces
+    ]
+    assert told[0] == told[1]
+    assert (told[0].trouble, told[0].message) == ("ImagePullBackOff", "dial tcp: refused")
 
 
 def test_a_container_that_is_being_created_is_no_trouble() -> None:
