@@ -191,3 +191,21 @@ def test_two_commands_of_one_clone_take_turns(env: dict[str, str]) -> None:
         assert waiting.poll() is None
     waiting.communicate(timeout=60)
     assert waiting.returncode == 0
+
+
+@local_only
+def test_the_current_context_is_not_used_without_leave_by_its_name(env: dict[str, str], tmp_path: Path) -> None:
+    foreign = tmp_path / "kubeconfig"
+    foreign.write_text(Path(env["KUBECONFIG"]).read_text().replace("trtmodel-local", "production"))
+    variables = {**os.environ, "CLUSTER": "current", "KUBECONFIG": str(foreign), "PATH": env["PATH"]}
+
+    def up(allowed: str) -> subprocess.CompletedProcess[str]:
+        allow = {**variables, "TRTMODEL_ALLOW_CONTEXT": allowed}
+        return subprocess.run(
+            [TOOL, "up"], check=False, env=allow, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60
+        )
+
+    refused = up("staging,productio")
+    assert refused.returncode == 1
+    assert "the context 'production' is not allowed" in refused.stderr
+    assert up("staging, production").returncode == 0

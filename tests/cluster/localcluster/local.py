@@ -210,6 +210,7 @@ class Local:
             for link in links.glob("*"):
                 if link.is_symlink() and str(link.readlink()).startswith(f"{self._settings.run}/"):
                     link.unlink()
+        say(f"deleting {self._settings.run}")
         shutil.rmtree(self._settings.run, ignore_errors=True)
         if self._settings.run.exists():
             raise ClusterError(f"{self._settings.run} could not be deleted whole: see what is mounted or open there")
