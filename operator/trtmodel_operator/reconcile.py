@@ -123,10 +123,11 @@ class Reconciler:
                 await self.cluster.apply(manifests.keys_config_map(model, self.signer.public_keys()))
                 await self.cluster.apply(signing.pointer_config_map(self.signer, model, spec.storage, action))
             case ApplyWorkload():
+                # The Deployment last: its replicas and fingerprint are what the next pass takes for all of it.
                 await self.cluster.apply(manifests.service(model, spec))
-                await self.cluster.apply(manifests.worker_deployment(model, spec, action))
                 if budget := manifests.pod_disruption_budget(model, spec):
                     await self.cluster.apply(budget)
+                await self.cluster.apply(manifests.worker_deployment(model, spec, action))
 
     async def _send(self, observed: Observed, decision: Decision, signal: Signal) -> bool:
         request = signing.desired_request(self.signer, observed.model, decision.memory.sequence, signal)
