@@ -1,0 +1,89 @@
+"""ONNX file -> plan: precision written into the graph, then optimised for this machine by ONNX Runtime and saved.
+
+FP32   optimise
+FP16   round to half (see fp16) -> optimise
+INT8   fold -> calibrate -> Q/DQ around Conv, MatMul, Gemm -> optimise; a graph with Q/DQ is taken as it is
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import onnx
+import onnxruntime as ort
+from trtmodel_contract.identity import EngineSettings
+from trtmodel_contract.jobs import Reason
+
+from trtmodel_worker.engines.building import CalibrationData, Graph, Rejected
+from trtmodel_worker.engines.onnxruntime import fp16, inspect, int8
+from trtmodel_worker.engines.onnxruntime.graph import optimise
+
+PRECISIONS = ("FP32", "FP16", "INT8")
+_LEVELS = (
+    ort.GraphOptimizationLevel.ORT_DISABLE_ALL,
+    ort.GraphOptimizationLevel.ORT_ENABLE_BASIC,
+    ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
+    ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
+)
+
+
+class OnnxBuilder:
+    """The Builder of the ONNX Runtime engine."""
+
+    def inspect(self, source: Path) -> Graph:
+        return inspect.inspect(source)
+
+    def require(self, settings: EngineSettings, calibration_method: str | None, quantized: bool) -> None:
+        wanted = settings.precision
+        if wanted not in PRECISIONS:
+            text = f"ONNX Runtime on a CPU has no {wanted}: use {', '.join(PRECISIONS)}, or a GPU with TensorRT"
+            raise Rejected(Reason.PRECISION_UNSUPPORTED, text)
+        if wanted == "INT8" and calibration_method is None and not quantized:
+            text = "INT8 needs spec.engine.calibration, or a graph that carries Q/DQ nodes: ranges are never guessed"
+            raise Rejected(Reason.PRECISION_UNSUPPORTED, text)
+        if calibration_method is not None and calibration_method not in int8.METHODS:
+            text = f"calibration method {calibration_method} does not exist: use {' or '.join(int8.METHODS)}"
+            raise Rejected(Reason.PRECISION_UNSUPPORTED, text)
+        keep = settings.keep_precision
+        if keep is not None and keep.precision != "FP32":
+            text = f"keepPrecision {keep.precision} is not possible with ONNX Runtime: nodes can be kept in FP32"
+            raise Rejected(Reason.PRECISION_UNSUPPORTED, text)
+
+    def build(
+        self, source: Path, settings: EngineSettings, calibration: CalibrationData | None, plan: Path
+    ) -> Mapping[str, str]:
+        done = {"precision": settings.precision, "runtime": "ONNXRuntime"}
+        with tempfile.TemporaryDirectory(dir=plan.parent) as directory:
+            ready = source
+            keep = _kept(source, settings)
+            if settings.precision == "FP16":
+                ready = Path(directory) / "fp16.onnx"
+                done |= fp16.to_fp16(source, keep, ready)
+            elif settings.precision == "INT8" and calibration is not None:
+                ready = Path(directory) / "int8.onnx"
+                done |= int8.to_int8(source, keep, calibration, ready)
+            level = _LEVELS[3 if settings.optimization_level is None else min(3, settings.optimization_level)]
+            optimise(ready, plan, level)
+        return done | {"graphOptimizationLevel": level.name}
+
+
+def _kept(source: Path, settings: EngineSettings) -> tuple[str, ...]:
+    """Names of the nodes that keep FP32. Raises Rejected if a pattern is none or matches nothing: a guard that guards
+    nothing is a mistake."""
+    if settings.keep_precision is None:
+        return ()
+    names = [node.name for node in onnx.load(source, load_external_data=False).graph.node]
+    kept: set[str] = set()
+    for pattern in settings.keep_precision.nodes:
+        try:
+            found = {name for name in names if name and re.search(pattern, name)}
+        except re.error as e:
+            raise Rejected(Reason.PRECISION_UNSUPPORTED, f"keepPrecision {pattern!r} is no pattern: {e}") from e
+        if not found:
+            text = f"keepPrecision {pattern!r} matches no node's name; the first are {', '.join(names[:5])}"
+            raise Rejected(Reason.PRECISION_UNSUPPORTED, text)
+        kept |= found
+    return tuple(sorted(kept))
