@@ -8,6 +8,7 @@ import collections
 import dataclasses
 import json
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -62,18 +63,24 @@ class Statistics:
 
 def describe(records: Sequence[Record]) -> dict[str, Any]:
     good = sorted(r.latency for r in records if not r.failure)
-    by_revision = collections.defaultdict(list)
+    by_revision: dict[str, list[Record]] = collections.defaultdict(list)
     for record in records:
         if not record.failure:
-            by_revision[record.revision].append(record.latency)
+            by_revision[record.revision].append(record)
     return {
         "sent": len(records),
         "ok": len(good),
         "failed": sum(1 for r in records if r.failure),
         "failures": dict(collections.Counter(r.failure for r in records if r.failure)),
         **_latencies(good),
-        "revisions": {name: {"ok": len(some), **_latencies(sorted(some))} for name, some in by_revision.items()},
+        "revisions": {name: _of_revision(some) for name, some in by_revision.items()},
     }
+
+
+def _of_revision(records: list[Record]) -> dict[str, Any]:
+    """`first`: when its first answer came, in seconds since the epoch."""
+    first = min(r.due + r.latency for r in records)
+    return {"ok": len(records), "first": first, **_latencies(sorted(r.latency for r in records))}
 
 
 def _latencies(ordered: list[float]) -> dict[str, float | None]:
@@ -114,5 +121,5 @@ def _page(statistics: Statistics, target: str) -> tuple[str, Any]:
     if url.path == "/failures":
         return "200 OK", [dataclasses.asdict(record) for record in statistics.failures]
     if url.path == "/healthz":
-        return "200 OK", statistics.totals()
+        return "200 OK", {**statistics.totals(), "now": time.time()}
     return "404 Not Found", {"error": "there are /summary, /failures and /healthz"}

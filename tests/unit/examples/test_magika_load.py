@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -187,7 +188,7 @@ def test_a_summary_is_about_the_requests_that_were_due_in_its_time() -> None:
         "p50": 100,
         "p99": 100,
         "max": 100,
-        "revisions": {"r1": {"ok": 1, "p50": 100, "p99": 100, "max": 100}},
+        "revisions": {"r1": {"ok": 1, "first": 1.1, "p50": 100, "p99": 100, "max": 100}},
     }
     assert statistics.summary(3)["pending"] == 1
     assert statistics.summary(10)["p99"] is None
@@ -222,6 +223,7 @@ def test_summaries_are_served_over_http() -> None:
         200,
         [{"due": 0.0, "latency": 0.001, "revision": "r", "failure": "timeout", "detail": "no answer"}],
     )
-    assert health == (200, {"sent": 10, "failed": 1})
+    assert (health[1]["sent"], health[1]["failed"]) == (10, 1)
+    assert health[1]["now"] == pytest.approx(time.time(), abs=60)
     assert other[0] == 404
     assert bad[0] == 400
