@@ -16,7 +16,7 @@ from trtmodel_contract.manifest import TensorSpec
 TASK_ENV = "TRTMODEL_TASK"
 TERMINATION_MESSAGE_BYTES = 4096  # the kubelet cuts what is longer, and cut JSON is no JSON
 MESSAGE_BYTES = 700  # what a message keeps of itself where not everything fits
-CREDENTIALS_DIR_ENV = "TRTMODEL_CREDENTIALS_DIR"  # a mounted Secret: files accessKeyId and secretAccessKey
+CREDENTIALS_DIR_ENV = "TRTMODEL_CREDENTIALS_DIR"  # a mounted Secret: files AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY
 
 
 class Reason(str, enum.Enum):
