@@ -1,0 +1,91 @@
+"""A Job's process: the task comes in the environment, the result goes into the termination message.
+
+Whatever happens, there is a message: without one, all that the operator can say is an exit code.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+from trtmodel_contract.codec import DocumentError, loads
+from trtmodel_contract.exitcodes import JobExit
+from trtmodel_contract.jobs import CREDENTIALS_DIR_ENV, TASK_ENV, BuildTask, JobResult, Reason, ResolveTask
+
+from trtmodel_worker.builder.sources import Place
+from trtmodel_worker.engines.building import Rejected
+from trtmodel_worker.storage import StorageError
+
+TERMINATION_LOG_ENV = "TRTMODEL_TERMINATION_LOG"
+CACHE_DIR_ENV = "TRTMODEL_CACHE_DIR"
+DEFAULT_TERMINATION_LOG = "/dev/termination-log"
+DEFAULT_CACHE_DIR = "/var/cache/trtmodel"
+
+_EXITS = {
+    Reason.DONE: JobExit.DONE,
+    Reason.SOURCE_CHANGED: JobExit.SOURCE_CHANGED,
+    Reason.GATE_INCONCLUSIVE: JobExit.INCONCLUSIVE,
+    # May be cured by another try, on another node, or later. Everything else is rejected for good.
+    Reason.STORAGE_UNAVAILABLE: JobExit.RETRY,
+    Reason.NO_SPACE: JobExit.RETRY,
+    Reason.BUILD_FAILED: JobExit.RETRY,
+    Reason.INTERNAL: JobExit.RETRY,
+}
+
+log = logging.getLogger("trtmodel.job")
+
+
+def main(kind: str) -> int:
+    """`kind` is ``resolve`` or ``build``. Returns the exit code."""
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format=f"%(asctime)s %(levelname)s {kind} %(message)s")
+    result, code = _run(kind)
+    log.info("%s: %s (exit %d)", result.reason.value, result.message, code)
+    path = Path(os.environ.get(TERMINATION_LOG_ENV, DEFAULT_TERMINATION_LOG))
+    path.write_bytes(result.to_termination_message())
+    return code
+
+
+def _run(kind: str) -> tuple[JobResult, JobExit]:
+    from trtmodel_worker.builder.child import StageDied
+
+    try:
+        result = _resolve() if kind == "resolve" else _build()
+    except (Rejected, StorageError) as e:
+        result = JobResult(e.reason, e.message)
+    except StageDied as e:
+        result = JobResult(Reason.BUILD_FAILED, str(e))
+    except DocumentError as e:
+        return JobResult(Reason.INTERNAL, f"the task in {TASK_ENV} is not understood: {e}"), JobExit.REJECTED
+    except Exception as e:
+        log.exception("a defect of the Job itself")
+        result = JobResult(Reason.INTERNAL, f"{type(e).__name__}: {e}: this is a defect, see the Job's log")
+    return result, _EXITS.get(result.reason, JobExit.REJECTED)
+
+
+def _resolve() -> JobResult:
+    from trtmodel_worker.builder.resolve import resolve
+
+    task = loads(ResolveTask, os.environ.get(TASK_ENV, ""))
+    found = resolve(task, _place(task))
+    text = f"revision {found.revision}: source {found.source_sha256[:12]}, {found.source_bytes:,} bytes"
+    return JobResult(Reason.DONE, f"{text}, {len(found.found)} engines exist", resolve=found)
+
+
+def _build() -> JobResult:
+    from trtmodel_worker.builder.build import build
+
+    task = loads(BuildTask, os.environ.get(TASK_ENV, ""))
+    place = _place(task)
+    place.cache.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=place.cache, prefix="work-") as work:
+        ended = build(task, place, Path(work), log.info)
+    return JobResult(ended.reason, ended.message, build=ended.result)
+
+
+def _place(task: ResolveTask | BuildTask) -> Place:
+    credentials = os.environ.get(CREDENTIALS_DIR_ENV, "")
+    cache = Path(os.environ.get(CACHE_DIR_ENV, DEFAULT_CACHE_DIR))
+    return Place(task.storage, Path(credentials) if credentials else None, cache)

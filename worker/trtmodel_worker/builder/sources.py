@@ -1,0 +1,53 @@
+"""What both Jobs fetch: the source, the data set, the calibration data; each with what a message calls it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from trtmodel_contract.identity import Calibration, Recipe, Storage, revision, source_identity
+from trtmodel_contract.identity import EngineSettings as Engine
+from trtmodel_contract.jobs import CalibrationRequest, DataSet
+
+from trtmodel_worker.storage import Fetched, StorageError, fetch_uri
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where fetched files go, and with which rights they are fetched."""
+
+    storage: Storage
+    credentials_dir: Path | None
+    cache: Path
+
+    def fetch(self, what: str, uri: str) -> Fetched:
+        """Raises StorageError whose message starts with `what`, the field that named the URI."""
+        try:
+            return fetch_uri(uri, self.storage, self.credentials_dir, self.cache)
+        except StorageError as e:
+            e.message = f"{what}: {e.message}"
+            raise
+
+    def dataset(self, data: DataSet) -> Fetched:
+        return self.fetch("verify.dataset", data.uri)
+
+    def calibration(self, request: CalibrationRequest) -> Fetched:
+        return self.fetch("engine.calibration", request.data.uri)
+
+
+def used_calibration(engine: Engine, calibration: CalibrationRequest | None) -> CalibrationRequest | None:
+    """Only INT8 is calibrated; for other precisions the field has no meaning and decides nothing."""
+    return calibration if engine.precision == "INT8" else None
+
+
+def revision_of(
+    source_sha256: str, engine: Engine, calibration: CalibrationRequest | None, calibration_digest: str
+) -> str:
+    used = None
+    if calibration is not None:
+        used = Calibration(calibration_digest, calibration.data.samples, calibration.method, calibration.per_channel)
+    return revision(Recipe(source_sha256, engine, used))
+
+
+def identity(source: Fetched) -> str:
+    return source_identity([("model.onnx", source.digest)])
