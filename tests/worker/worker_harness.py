@@ -319,6 +319,8 @@ class WorkerProcess:
         return found[0] if found else None
 
     def wait_engine(self, digest: str, state: EngineState = EngineState.READY) -> EngineReport:
+        self.wait_listening()
+
         def there() -> EngineReport | None:
             found = self.engine(digest)
             return found if found is not None and found.state is state else None

@@ -18,7 +18,6 @@ import time
 import numpy as np
 from trtmodel_contract.identity import LoadKey
 from trtmodel_contract.manifest import TensorSpec
-
 from trtmodel_worker.engines.base import CannotLoad, DeviceLost, InvalidInput, OutOfMemory, Recoverable, Sticky
 
 LOAD_KEY = LoadKey("Test", "1", "cpu")
@@ -39,9 +38,6 @@ class TestRuntime:
         time.sleep(behaviour.get("load", 0.0))
         if behaviour.get("refuse"):
             raise CannotLoad(behaviour["refuse"])
-        if behaviour.get("die_once") and not os.path.exists(behaviour["die_once"]):
-            open(behaviour["die_once"], "w").close()
-            os.kill(os.getpid(), signal.SIGKILL)
         return TestEngine(behaviour)
 
 
@@ -69,7 +65,7 @@ class TestLane:
                 return answer
         if behaviour.get("work"):
             time.sleep(behaviour["work"])
-        return {s.name: self.output(s, a, allocate) for s, a in zip(self.engine.outputs, arrays)}
+        return {s.name: self.output(s, a, allocate) for s, a in zip(self.engine.outputs, arrays, strict=False)}
 
     def output(self, spec, array, allocate):
         mode = self.engine.behaviour.get("mode")
@@ -110,7 +106,7 @@ class TestLane:
             from trtmodel_worker.host import lanes
 
             lanes.answer_message = lie(lanes.answer_message)
-        return None
+        return
 
 
 def lie(honest):

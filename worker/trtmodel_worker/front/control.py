@@ -19,7 +19,7 @@ from trtmodel_contract.signing import (
 )
 
 from trtmodel_worker.front.fence import Conflict
-from trtmodel_worker.front.http import Refusal, Request
+from trtmodel_worker.front.request import Refusal, Request
 from trtmodel_worker.front.worker import NotYet, Worker
 from trtmodel_worker.trust import Untrusted
 

@@ -16,8 +16,8 @@ from trtmodel_contract.control import EngineState
 from trtmodel_contract.manifest import TensorSpec
 
 from trtmodel_worker.front.engine import Engine
-from trtmodel_worker.front.http import JSON_HEAD, Refusal, Request
 from trtmodel_worker.front.models import Invalid
+from trtmodel_worker.front.request import JSON_HEAD, Refusal, Request
 from trtmodel_worker.front.router import Router
 from trtmodel_worker.front.scheduler import Call, Failed, Outputs
 from trtmodel_worker.front.v2 import HEADER_LENGTH, Plan, error_with_id

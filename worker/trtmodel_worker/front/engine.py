@@ -55,6 +55,8 @@ class Engine:
         stats: RevisionStats,
         settings: EngineSettings,
     ) -> None:
+        """Raises Unservable."""
+        self._arena = arenas.acquire(manifest)  # first: it refuses what cannot be served
         self.digest = digest
         self.revision = manifest.revision
         self.manifest = manifest
@@ -72,7 +74,6 @@ class Engine:
         self._windows = windows
         self._arenas = arenas
         self._settings = settings
-        self._arena = arenas.acquire(manifest)
         self.scheduler = Scheduler(
             self._arena, manifest.outputs, lambda: windows.counters(digest), stats,
             settings.queue_limit,

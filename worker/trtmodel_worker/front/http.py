@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Protocol, cast
+from typing import cast
 
 import httptools
+
+from trtmodel_worker.front.request import App, Refusal, Request
 
 log = logging.getLogger(__name__)
 
@@ -29,61 +28,8 @@ IDLE_SECONDS = 300.0
 LINGER_SECONDS = 5.0
 DISCARDED_BYTES = 1 << 20  # of a refused body: so much is read away to keep the connection
 _STATUS = {s.value: f"HTTP/1.1 {s.value} {s.phrase}\r\n".encode() for s in HTTPStatus}
-JSON_HEAD = b"content-type: application/json\r\n"
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _CLOSE = b"connection: close\r\n"
-
-
-@dataclass(frozen=True)
-class Refusal:
-    """An answer that can be given without the body."""
-
-    status: int
-    message: str
-    headers: bytes = b""
-
-
-class App(Protocol):
-    def admit(self, request: Request, length: int | None, /) -> int | Refusal:
-        """By the head: how many bytes its body may have, or why not. `length`: as announced, None if chunked."""
-        ...
-
-    def handle(self, request: Request) -> None:
-        """The request is complete. `request.respond` must be called once, now or later, from the loop."""
-        ...
-
-
-class Request:
-    """`path` and `query` as sent, still percent-encoded. Header names are in lower case."""
-
-    __slots__ = (
-        "body", "connection", "ending", "gone", "headers", "method", "on_gone", "path", "query", "refusal", "staged",
-    )  # fmt: skip
-
-    def __init__(self, connection: Connection, method: bytes, target: bytes, headers: dict[bytes, bytes]) -> None:
-        self.connection = connection
-        self.method = method
-        self.path, _, self.query = target.partition(b"?")
-        self.headers = headers
-        self.body = b""
-        self.ending = b""  # the answer's Connection header
-        self.staged = 0
-        self.gone = False
-        self.refusal: Refusal | None = None
-        self.on_gone: Callable[[], None] | None = None
-
-    def respond(self, status: int, body: bytes, headers: bytes = JSON_HEAD) -> None:
-        """`headers`: complete lines, content type included. Does nothing if the client is gone."""
-        if not self.gone:
-            self.connection.respond(self, status, headers, body)
-
-    def fail(self, status: int, message: str, headers: bytes = b"") -> None:
-        """The error object of the Open Inference Protocol."""
-        self.respond(status, error_body(message), JSON_HEAD + headers)
-
-
-def error_body(message: str) -> bytes:
-    return json.dumps({"error": message}).encode()
 
 
 class HttpServer:
@@ -157,6 +103,7 @@ class Connection(asyncio.BufferedProtocol):
         self._headers: dict[bytes, bytes] = {}
         self._body: list[bytes] = []
         self._size = 0
+        self._unparsed = 0
         self._limit = 0
         self._last = loop.time()
         self._linger_until = 0.0
@@ -229,10 +176,12 @@ class Connection(asyncio.BufferedProtocol):
             refusal = verdict
         if refusal is not None:
             request.refusal = refusal
-            if b"expect" in headers or (length or 0) > DISCARDED_BYTES:
+            if b"expect" in headers or (length or 0) > DISCARDED_BYTES or refusal.status in (413, 503):
                 self._refuse(request, refusal)
         elif headers.get(b"expect", b"").lower() == b"100-continue":
             self._transport.write(_CONTINUE)
+        if self._parser.should_upgrade():
+            self._unparsed = length or 0
 
     def on_body(self, body: bytes) -> None:
         request = self._incoming
@@ -251,16 +200,21 @@ class Connection(asyncio.BufferedProtocol):
         self._body.append(body)
 
     def on_message_complete(self) -> None:
+        request = self._incoming
+        if request is not None and not self._parser.should_keep_alive():
+            request.ending = _CLOSE
+        elif request is not None and self._parser.get_http_version() == "1.0":
+            request.ending = b"connection: keep-alive\r\n"
+        if not self._unparsed:
+            self._complete()
+
+    def _complete(self) -> None:
         self._begun = False
         request, self._incoming = self._incoming, None
         if request is None:
             return
         request.body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
         self._body = []
-        if not self._parser.should_keep_alive():
-            request.ending = _CLOSE
-        elif self._parser.get_http_version() == "1.0":
-            request.ending = b"connection: keep-alive\r\n"
         self._pending.append(request)
         self._flow()
         self._next()
@@ -316,12 +270,20 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.close()
 
     def _feed(self, data: memoryview) -> None:
+        if self._unparsed:
+            size = min(self._unparsed, len(data))
+            self.on_body(bytes(data[:size]))
+            self._unparsed -= size
+            data = data[size:]
+            if not self._unparsed:
+                self._complete()
         if self._incoming is None:
             self._head_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as e:
-            # Another protocol is offered, not demanded: the request was taken as it is, and what follows is HTTP/1.1.
+            # Another protocol is offered, not demanded (Java's client offers HTTP/2 so with its first request): the
+            # request is taken as it is. The parser stops at its body, so that is counted out by hand.
             self._parser = httptools.HttpRequestParser(self)
             if not self._linger_until:
                 self._feed(data[e.args[0] :])

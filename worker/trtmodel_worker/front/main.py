@@ -53,10 +53,11 @@ async def serve(settings: Settings) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, told.set)
     host = settings.bind or None
+    await worker.begin()
     try:
-        await server.listen(host, settings.http_port)
         await control.listen(host, settings.control_port)
         await metrics.listen(host, settings.metrics_port)
+        await server.listen(host, settings.http_port)  # last: who sees it live finds the others
     except OSError as e:
         log.critical("a port cannot be used: %s", e)
         return 1

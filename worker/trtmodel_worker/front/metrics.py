@@ -10,7 +10,8 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
 from trtmodel_worker.front.endpoints import Endpoints
-from trtmodel_worker.front.http import HttpServer, Refusal, Request
+from trtmodel_worker.front.http import HttpServer
+from trtmodel_worker.front.request import Refusal, Request
 from trtmodel_worker.front.stats import Histogram, RevisionStats
 from trtmodel_worker.front.worker import Worker
 

@@ -64,8 +64,9 @@ class InputRule:
         if type(data) is not list:
             raise Invalid(f"input {self.name!r}: data must be an array, not {short(data)}")
         try:
-            with np.errstate(all="ignore"):
-                found = np.array(data)
+            found = np.array(data)
+            if self.dtype.kind == "u" and found.dtype.kind in "fO":
+                found = _exact(np.array(data, dtype=object), found)
         except (ValueError, OverflowError, TypeError, RecursionError) as e:
             raise Invalid(f"input {self.name!r}: data is ragged or holds something else than numbers") from e
         self._check_elements(shape, found)
@@ -126,6 +127,13 @@ class Admission:
 def binary_only(datatype: str) -> bool:
     """JSON has no form for it."""
     return datatype in _BINARY_ONLY
+
+
+def _exact(objects: np.ndarray[Any, Any], found: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Whole numbers beside one above 2**63 - 1 became floats: take them as they are. `found` if they do not fit."""
+    if all(type(v) is int and 0 <= v < 1 << 64 for v in objects.flat):
+        return objects.astype(np.uint64)
+    return found
 
 
 def _holds(dtype: np.dtype[Any], found: np.ndarray[Any, Any]) -> bool:

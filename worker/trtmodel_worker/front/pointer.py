@@ -82,17 +82,20 @@ class MountWatch:
     def __init__(self, pointer_dir: Path, keys_dir: Path, changed: Callable[[Mounted], None]) -> None:
         self._dirs = (pointer_dir, keys_dir)
         self._changed = changed
+        self._seen: Mounted | None = None
+
+    async def look(self) -> None:
+        try:
+            mounted = await asyncio.to_thread(read, *self._dirs)
+            if mounted != self._seen:
+                self._changed(mounted)
+                self._seen = mounted
+        except Exception:
+            log.exception("the mounted files could not be taken over")
 
     async def run(self) -> None:
-        seen: Mounted | None = None
         while True:
-            try:
-                mounted = await asyncio.to_thread(read, *self._dirs)
-                if mounted != seen:
-                    self._changed(mounted)
-                    seen = mounted
-            except Exception:
-                log.exception("the mounted files could not be taken over")
+            await self.look()
             await asyncio.sleep(POLL_SECONDS)
 
 

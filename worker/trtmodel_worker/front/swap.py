@@ -286,8 +286,12 @@ class Swapper:
         for digest in [d for d in self._entries if d not in listed and d not in routed]:
             task = asyncio.create_task(self._release(self._entries.pop(digest)))
             self._releases.add(task)
-            task.add_done_callback(self._releases.discard)
+            task.add_done_callback(self._released)
             self._on_change()
+
+    def _released(self, task: asyncio.Task[None]) -> None:
+        self._releases.discard(task)
+        self._wake.set()  # its files may go
 
     def _target(self, routes: Routes) -> Table | None:
         """The table that should be in force, None if there can be none."""

@@ -66,21 +66,27 @@ class Worker:
         self._message = ""
         self._held: Held | None = None
         self._pointer: BootPointer | None = None
-        self._mounted: pointers.Mounted | None = None
         self._artifacts: tuple[Storage, Artifacts] | None = None
         self._kept: set[str] = set()
         self._down_since: float | None = None
+        self._watch = pointers.MountWatch(settings.pointer_dir, settings.keys_dir, self._mounted_changed)
         self.swapper = Swapper(
             self.router, self.windows, self._load, settings.request_seconds + 5.0, self.changed, self._tidy
         )
 
     # -- life
 
+    async def begin(self) -> None:
+        """Before the first request: know whom to trust."""
+        await self._watch.look()
+
     async def run(self) -> None:
-        """Learn what can be loaded here, then follow the mounted files. Until cancelled."""
-        self.machine = await self._describe()
-        watch = pointers.MountWatch(self.settings.pointer_dir, self.settings.keys_dir, self._mounted_changed)
-        tasks = [asyncio.create_task(watch.run(), name="mounts"), asyncio.create_task(self.swapper.run(), name="swap")]
+        """Learn what can be loaded here, and follow the mounted files. Until cancelled."""
+        tasks = [
+            asyncio.create_task(self._watch.run(), name="mounts"),
+            asyncio.create_task(self.swapper.run(), name="swap"),
+            asyncio.create_task(self._describe(), name="describe"),
+        ]
         try:
             await asyncio.gather(*tasks)
         finally:
@@ -89,19 +95,21 @@ class Worker:
             await asyncio.gather(*tasks, return_exceptions=True)
             self.hosts.close()
 
-    async def _describe(self) -> Machine:
-        while True:
+    async def _describe(self) -> None:
+        while self.machine is None:
             try:
-                return await self.hosts.describe()
+                self.machine = await self.hosts.describe()
             except HostFailed as e:
                 log.error("%s: %s", e.reason, e.message)
                 self._say(f"{e.reason}: {e.message}")
-            await asyncio.sleep(_DESCRIBE_RETRY_SECONDS)
+                await asyncio.sleep(_DESCRIBE_RETRY_SECONDS)
+        if self._pointer is not None:
+            self._follow(self._pointer)
+        self.changed()
 
     # -- what comes in
 
     def _mounted_changed(self, mounted: pointers.Mounted) -> None:
-        self._mounted = mounted
         if mounted.keys is not None:
             try:
                 self.keyring = Keyring.read(mounted.keys)

@@ -99,6 +99,8 @@ def _largest_input(spec: TensorSpec, profiles: Sequence[Profile]) -> tuple[int, 
     if -1 not in spec.shape:
         return spec.shape
     maxima = [p.inputs[spec.name].max for p in profiles if spec.name in p.inputs]
+    if any(len(m) != len(spec.shape) for m in maxima):
+        raise Unservable(f"input {spec.name!r} has {len(spec.shape)} dimensions, a profile gives it another number")
     if not maxima:
         raise Unservable(f"input {spec.name!r} of shape {list(spec.shape)} is dynamic, but no profile bounds it")
     return tuple(max(dims) for dims in zip(*maxima, strict=True))

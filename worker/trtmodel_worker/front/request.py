@@ -1,0 +1,68 @@
+"""A request as the ports' applications see it, whatever carried it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+JSON_HEAD = b"content-type: application/json\r\n"
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """An answer that can be given without the body."""
+
+    status: int
+    message: str
+    headers: bytes = b""
+
+
+class Answerer(Protocol):
+    """The connection that a request came on."""
+
+    def respond(self, request: Request, status: int, headers: bytes, body: bytes) -> None: ...
+
+
+class App(Protocol):
+    def admit(self, request: Request, length: int | None, /) -> int | Refusal:
+        """By the head: how many bytes its body may have, or why not. `length`: as announced, None if chunked."""
+        ...
+
+    def handle(self, request: Request) -> None:
+        """The request is complete. `request.respond` must be called once, now or later, from the loop."""
+        ...
+
+
+class Request:
+    """`path` and `query` as sent, still percent-encoded. Header names are in lower case."""
+
+    __slots__ = (
+        "body", "connection", "ending", "gone", "headers", "method", "on_gone", "path", "query", "refusal", "staged",
+    )  # fmt: skip
+
+    def __init__(self, connection: Answerer, method: bytes, target: bytes, headers: dict[bytes, bytes]) -> None:
+        self.connection = connection
+        self.method = method
+        self.path, _, self.query = target.partition(b"?")
+        self.headers = headers
+        self.body = b""
+        self.ending = b""  # the answer's Connection header
+        self.staged = 0
+        self.gone = False
+        self.refusal: Refusal | None = None
+        self.on_gone: Callable[[], None] | None = None
+
+    def respond(self, status: int, body: bytes, headers: bytes = JSON_HEAD) -> None:
+        """`headers`: complete lines, content type included. Does nothing if the client is gone."""
+        if not self.gone:
+            self.connection.respond(self, status, headers, body)
+
+    def fail(self, status: int, message: str, headers: bytes = b"") -> None:
+        """The error object of the Open Inference Protocol."""
+        self.respond(status, error_body(message), JSON_HEAD + headers)
+
+
+def error_body(message: str) -> bytes:
+    return json.dumps({"error": message}).encode()
