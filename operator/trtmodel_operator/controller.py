@@ -33,18 +33,23 @@ class Witness:
 
     def __init__(self) -> None:
         self._delivered: dict[Key, str] = {}
+        self._asked: dict[Key, object] = {}
         self._behind: dict[Key, str] = {}  # what was delivered when a list was ahead of it
         self._lost = False
 
-    def deliver(self, key: Key, version: str) -> None:
-        self._delivered[key] = version
+    def deliver(self, key: Key, version: str, asked: object = None) -> bool:
+        """True if `asked`, the part of the object that is other people's, is news. Our own writes to status come back
+        as events too: a pass for each would double the work."""
+        news = key not in self._asked or self._asked[key] != asked
+        self._delivered[key], self._asked[key] = version, asked
+        return news
 
     def compare(self, listed: Mapping[Key, str]) -> list[Key]:
         """Keys that were delivered and are gone: no event tells of an object that was deleted while the watch was
         down. Raises WatchBroken at the second list in a row that shows something lost."""
         gone = [key for key in self._delivered if key not in listed]
         for key in gone:
-            del self._delivered[key]
+            del self._delivered[key], self._asked[key]
         ahead = {
             key: self._delivered.get(key, "") for key, version in listed.items() if self._delivered.get(key) != version
         }

@@ -74,10 +74,17 @@ def handlers(
     def login(**kwargs: Any) -> Any:
         return kopf.login_with_service_account(**kwargs) or kopf.login_with_kubeconfig(**kwargs)
 
-    async def model(namespace: str, name: str, meta: Any, **_: Any) -> None:
+    async def model(type: str | None, namespace: str, name: str, meta: Any, **_: Any) -> None:  # noqa: A002
         metrics.events.labels("TRTModel").inc()
-        witness.deliver((namespace, name), meta.get("resourceVersion", ""))
-        queue.add((namespace, name))
+        wishes = (
+            meta.get("uid"),
+            meta.get("generation"),
+            meta.get("deletionTimestamp"),
+            dict(meta.get("annotations", {})),
+        )
+        news = witness.deliver((namespace, name), meta.get("resourceVersion", ""), wishes)
+        if news or type != "MODIFIED":
+            queue.add((namespace, name))
 
     async def child(namespace: str, labels: Any, resource: Any, **_: Any) -> None:
         metrics.events.labels(resource.kind).inc()
@@ -140,6 +147,7 @@ async def run(settings: Settings) -> None:
         async def stop() -> None:
             await controller.stop()
             await workers.close()
+            await cluster.close()
 
         controller.start()
         stack.push_async_callback(stop)

@@ -86,7 +86,8 @@ class Reconciler:
         self.workers.follow(key, {w.uid: (w.ip, w.report.version if w.report else 0) for w in _reachable(observed)})
         decision = self.decide(observed)
         log.debug("rule %s: %s", decision.rule, decision.situation.message)
-        if decision.memory != observed.memory:
+        moved = decision.memory != observed.memory
+        if moved:
             await self.cluster.write_memory(key, raw["metadata"]["resourceVersion"], encode(decision.memory))
         try:
             unanswered = await self._act(observed, decision)
@@ -95,6 +96,8 @@ class Reconciler:
                 await self._report(key, raw, observed, _refused(decision, e))
             raise
         await self._report(key, raw, observed, decision)
+        if moved:
+            return 0.0  # one kind of change in a pass: the next is due at once
         return decision.requeue if not unanswered else min(UNANSWERED, decision.requeue or UNANSWERED)
 
     async def _act(self, observed: Observed, decision: Decision) -> bool:

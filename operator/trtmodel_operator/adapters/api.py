@@ -23,8 +23,10 @@ from trtmodel_operator.ports import ClusterError, Conflict, Json
 REQUEST_TIMEOUT = 15.0  # seconds, of one call, its wait for a connection included
 CONNECT_TIMEOUT = 5.0
 PAGE = 500  # objects of a list that come in one answer
-WRITES_PER_SECOND = 20.0
-WRITE_BURST = 40
+# A change costs two or three writes. With 20 a second, a hundred models that change at once would wait for a quarter of
+# a minute; the API server's own priority and fairness guards it, and its 429 is honoured.
+WRITES_PER_SECOND = 100.0
+WRITE_BURST = 200
 _ERROR_BYTES = 2000  # of an answer that is no Status object, what goes into the message
 
 OnCall = Callable[[str, str, str], None]  # verb, resource, code

@@ -7,12 +7,11 @@ sent): the memory, the rest of status, and the children.
 from __future__ import annotations
 
 import asyncio
-import datetime
-import logging
 from collections.abc import Mapping, Sequence
 from urllib.parse import quote
 
 from trtmodel_operator.adapters.api import Api
+from trtmodel_operator.adapters.events import EventPoster
 from trtmodel_operator.ports import ClusterError, Conflict, Json, Key
 
 GROUP, VERSION, PLURAL, KIND = "trtmodel.io", "v1alpha1", "trtmodels", "TRTModel"
@@ -23,7 +22,6 @@ MANAGER_STATUS = "trtmodel-status"
 MANAGER_CHILDREN = "trtmodel-children"
 MANAGER_OPERATOR = "trtmodel-operator"  # its own Lease, key pair and events
 
-NOTE_BYTES = 1024  # of an event; the API server refuses a longer one
 _CHILDREN = {
     "Job": "/apis/batch/v1/namespaces/{}/jobs",
     "Pod": "/api/v1/namespaces/{}/pods",
@@ -33,8 +31,6 @@ _CHILDREN = {
 }
 _APPLIED = _CHILDREN | {"PodDisruptionBudget": "/apis/policy/v1/namespaces/{}/poddisruptionbudgets"}
 
-log = logging.getLogger(__name__)
-
 
 class KubernetesCluster:
     """Implements `ports.Cluster` and `lease.LeaseStore`. `namespaces` = where TRTModels are listed; empty: everywhere.
@@ -43,7 +39,11 @@ class KubernetesCluster:
     def __init__(self, api: Api, namespaces: Sequence[str] = (), instance: str = "trtmodel-operator") -> None:
         self._api = api
         self._namespaces = tuple(namespaces)
-        self._instance = instance
+        self._events = EventPoster(api, f"{GROUP}/operator", instance, MANAGER_OPERATOR)
+
+    async def close(self) -> None:
+        """Posts the events that wait."""
+        await self._events.close()
 
     async def require_crd(self) -> None:
         """Raises ClusterError if TRTModels are not known to the API server. kopf with scanning disabled would serve
@@ -95,34 +95,7 @@ class KubernetesCluster:
         await self._api.delete(f"{_CHILDREN['Job'].format(quote(key[0]))}/{quote(name)}")
 
     async def post_event(self, regarding: Json, reason: str, message: str, *, warning: bool) -> None:
-        now = datetime.datetime.now(datetime.UTC)
-        meta = regarding["metadata"]
-        event = {
-            "apiVersion": "events.k8s.io/v1",
-            "kind": "Event",
-            # The name of an object is at most 253 long, that of an event too: the time needs 18 of them.
-            "metadata": {"namespace": meta["namespace"], "name": f"{meta['name'][:230]}.{now.timestamp():.6f}"},
-            "eventTime": now.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
-            "type": "Warning" if warning else "Normal",
-            "reason": reason[:128],
-            "action": "Reconcile",
-            "note": message.encode()[:NOTE_BYTES].decode(errors="ignore"),
-            "reportingController": f"{GROUP}/operator",
-            "reportingInstance": self._instance[:128],
-            "regarding": {
-                "apiVersion": API_VERSION,
-                "kind": KIND,
-                "namespace": meta["namespace"],
-                "name": meta["name"],
-                "uid": meta["uid"],
-                "resourceVersion": meta.get("resourceVersion", ""),
-            },
-        }
-        path = f"/apis/events.k8s.io/v1/namespaces/{quote(meta['namespace'])}/events"
-        try:
-            await self._api.create(path, event, manager=MANAGER_OPERATOR)
-        except (ClusterError, Conflict) as e:
-            log.warning("event %s not posted: %s", reason, e)
+        self._events.post({"apiVersion": API_VERSION, "kind": KIND} | regarding, reason, message, warning=warning)
 
     async def get_lease(self, namespace: str, name: str) -> Json | None:
         return await self._api.get(_lease_path(namespace, name))

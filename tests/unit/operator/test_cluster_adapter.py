@@ -26,7 +26,10 @@ def on(server: FakeApiServer, scene: Callable[[KubernetesCluster], Awaitable[Any
         options.setdefault("timeout", 5.0)
         api = Api(settings, on_call=lambda *call: calls.append(call), **options)
         try:
-            return await scene(KubernetesCluster(api, instance="operator-1"))
+            cluster = KubernetesCluster(api, instance="operator-1")
+            result = await scene(cluster)
+            await cluster.close()
+            return result
         finally:
             await api.close()
 
@@ -210,6 +213,23 @@ def test_an_event_is_posted_as_events_k8s_io_wants_it(api_server: FakeApiServer)
     assert event["regarding"]["uid"] == "uid-1"
     assert len(event["note"].encode()) <= 1024
     assert event["eventTime"].endswith("Z")
+
+
+def test_nobody_waits_for_events_and_more_than_can_wait_are_dropped(
+    api_server: FakeApiServer, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr("trtmodel_operator.adapters.events.WAITING_MOST", 3)
+    monkeypatch.setattr("trtmodel_operator.adapters.events.DRAIN_SECONDS", 0.3)
+    regarding = api_server.put(model())
+    api_server.fault = lambda seen: asyncio.sleep(60) if seen.method == "POST" else None
+
+    async def scene(cluster: KubernetesCluster) -> None:
+        async with asyncio.timeout(0.2):
+            for n in range(10):
+                await cluster.post_event(regarding, f"Reason{n}", "said", warning=False)
+
+    on(api_server, scene)
+    assert [s.body["reason"] for s in api_server.writes()] == ["Reason0"]
 
 
 def test_an_event_that_cannot_be_posted_fails_nothing(api_server: FakeApiServer) -> None:

@@ -244,6 +244,15 @@ def test_a_controller_whose_task_ended_is_in_trouble() -> None:
 # ----- the witness of the watch -----------------------------------------------------------------------------------
 
 
+def test_our_own_writes_are_no_news_and_those_of_others_are() -> None:
+    witness = Witness()
+    assert witness.deliver(A, "1", ("uid", 1))
+    assert not witness.deliver(A, "2", ("uid", 1))  # only status differs
+    assert witness.deliver(A, "3", ("uid", 2))
+    witness.compare({})
+    assert witness.deliver(A, "9", ("uid", 2))  # it was away in between
+
+
 def test_a_watch_that_delivers_what_lists_show_is_trusted() -> None:
     witness = Witness()
     for version in ("1", "2", "3"):

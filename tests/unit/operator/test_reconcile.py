@@ -295,6 +295,7 @@ def test_signals_carry_the_fence_of_the_memory_that_was_written() -> None:
 
 def test_a_worker_that_cannot_be_told_stops_no_other_and_is_told_again_soon() -> None:
     world = World()
+    passes(world, decision())
     world.silent = {"a"}
     assert passes(world, decision(signal("a"), signal("b"), JOB, requeue=60)) == UNANSWERED
     assert [uid for uid, _ in world.sent] == ["b"]
@@ -302,6 +303,12 @@ def test_a_worker_that_cannot_be_told_stops_no_other_and_is_told_again_soon() ->
     assert passes(world, decision(signal("b"), requeue=60)) == 60
     assert passes(world, decision(signal("a"), requeue=1)) == 1
     assert passes(world, decision(signal("a"))) == UNANSWERED
+
+
+def test_a_change_of_the_memory_is_followed_by_a_pass_at_once() -> None:
+    world = World()
+    assert passes(world, decision(requeue=60)) == 0.0
+    assert passes(world, decision(requeue=60)) == 60
 
 
 def test_a_model_that_is_gone_is_forgotten() -> None:
