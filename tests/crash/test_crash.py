@@ -1,22 +1,21 @@
 """The operator is killed before and after every one of its effects, and the world ends as if it had not been.
 
 The real reconciler, observation, rules and manifests over `world`. Each scenario is run once undisturbed; then once for
-every effect (and the beginning of every pass) with a crash right before or right after it, from a copy of the world as
-it was when that pass began.
+every effect with a crash right after it, and once for the beginning of every pass with a crash before anything, from a
+copy of the world as it was when that pass began. (Right before an effect is right after the one before it.)
 """
 
 from __future__ import annotations
 
 import asyncio
-import copy
 import dataclasses
+import pickle
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from trtmodel_contract.jobs import Reason
 from trtmodel_operator.reconcile import Reconciler
-
 from world import KEY, Crash, Source, World
 
 SPEC: dict[str, Any] = {
@@ -42,6 +41,7 @@ SOURCES = {
     "s3://m/unbuildable": Source("unbuildable", build_fails=Reason.OPERATOR_UNSUPPORTED),
 }
 MOST_PASSES = 400
+LOOP = asyncio.new_event_loop()
 
 
 @dataclasses.dataclass
@@ -61,7 +61,7 @@ class Run:
             self.script.pop(0)[1](self.world)
         reconciler = Reconciler(self.world, self.world, self.world, self.world, self.world, "worker:1")
         try:
-            wanted = asyncio.run(reconciler.reconcile(KEY))
+            wanted = LOOP.run_until_complete(reconciler.reconcile(KEY))
         except Crash:
             self.idle = 0
             self.world.tick(1.0)
@@ -143,25 +143,25 @@ def check_always(world: World) -> None:
     assert "annotations" not in world.model["metadata"], "the operator wrote annotations"
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_a_crash_before_or_after_any_effect_changes_nothing_about_the_end(scenario: str) -> None:
     run = Run(World(SPEC, SOURCES), list(SCENARIOS[scenario]))
-    beginnings: list[tuple[int, Run]] = []  # effects done when a pass began, and the world then
+    script = SCENARIOS[scenario]
+    beginnings: list[tuple[int, bytes, int]] = []  # effects done when a pass began; the world and the script then
     while not run.over():
         assert len(beginnings) < MOST_PASSES
-        beginnings.append((run.world.calls, copy.deepcopy(run)))
+        if not script or len(run.script) < len(script):  # the first rollout is a scenario of its own
+            beginnings.append((run.world.calls, pickle.dumps(run.world), len(run.script)))
         run.step()
     check_always(run.world)
     expected = outcome(run.world)
-    points = 0
-    for (first, before_pass), (last, _) in zip(beginnings, [*beginnings[1:], (run.world.calls, run)], strict=True):
-        for call in range(first + 1, last + 1):
-            for before in (True, False):
-                crashed = copy.deepcopy(before_pass)
-                crashed.world.crash_at = (call, before)
-                crashed.to_the_end()
-                check_always(crashed.world)
-                where = f"{'before' if before else 'after'} effect {call} ({crashed.world.done[call - 1]})"
-                assert outcome(crashed.world) == expected, where
-                points += 1
-    assert points > 50
+    ends = [first for first, _, _ in beginnings[1:]] + [run.world.calls]
+    for (first, before_pass, left), last in zip(beginnings, ends, strict=True):
+        for call, before in [(first + 1, True), *((call, False) for call in range(first + 1, last + 1))]:
+            crashed = Run(pickle.loads(before_pass), script[len(script) - left :])
+            crashed.world.crash_at = (call, before)
+            crashed.to_the_end()
+            check_always(crashed.world)
+            where = f"{'before' if before else 'after'} effect {call} ({crashed.world.done[call - 1]})"
+            assert outcome(crashed.world) == expected, where

@@ -1,4 +1,4 @@
-"""A small cluster in one process, for the real reconciler: objects, Jobs, pods and workers that live on a clock of ours.
+"""A small cluster in one process, for the real reconciler: objects, Jobs, pods and workers on a clock of ours.
 
 Models: resourceVersion preconditions, a Deployment controller, Jobs that take time and end as the source that they read
 wants it, workers with the real fence rules, boot from the pointer, loading that takes time, routes, attempt counters by
@@ -158,7 +158,7 @@ class World:
     async def children(self, key: Key) -> Mapping[str, Sequence[Json]]:
         found: dict[str, list[Json]] = {}
         for (kind, _), manifest in self.objects.items():
-            found.setdefault(kind, []).append(copy.deepcopy(manifest))
+            found.setdefault(kind, []).append(manifest)
         found["Pod"] = [*(self._pod(w) for w in self.workers.values()), *found.get("Pod", [])]
         return found
 
@@ -323,9 +323,7 @@ class World:
         name = revision(Recipe(source.sha256, task.engine, calibration))
         found = (self.bucket[name],) if name in self.bucket else ()
         data = sha256_hex(task.dataset.uri.encode())
-        return JobResult(
-            Reason.DONE, "", resolve=ResolveResult(source.sha256, 1, name, digest, data, (), (), found)
-        )
+        return JobResult(Reason.DONE, "", resolve=ResolveResult(source.sha256, 1, name, digest, data, (), (), found))
 
     def _build(self, task: BuildTask) -> JobResult:
         source = self.sources[task.source_uri]

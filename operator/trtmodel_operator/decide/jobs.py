@@ -119,8 +119,10 @@ def _calibration(turn: Turn, digest: str) -> CalibrationRequest | None:
 
 def resolve_key(turn: Turn) -> str:
     """Hash of the fields that the resolve Job reads, and of what makes the same question a new one."""
-    task = canonical(encode(resolve_task(turn))).decode()
-    return short_hash(task, image(turn), str(turn.memory.resolve_counter), str(turn.memory.attempt))
+    asked = (image(turn), str(turn.memory.resolve_counter), str(turn.memory.attempt))
+    if asked not in turn.keys:  # most rules ask for it
+        turn.keys[asked] = short_hash(canonical(encode(resolve_task(turn))).decode(), *asked)
+    return turn.keys[asked]
 
 
 def resolve_task(turn: Turn) -> ResolveTask:

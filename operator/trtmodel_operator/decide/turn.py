@@ -44,11 +44,13 @@ class Outcome:
 
 @dataclass
 class Turn:
-    """A rule may change `memory` and return None: the change is written whatever rule ends the pass."""
+    """A rule may change `memory` and return None: the change is written whatever rule ends the pass. `keys` keeps
+    hashes of the spec that are asked for again."""
 
     seen: Observed
     memory: Memory
     notices: list[Notice] = field(default_factory=list)
+    keys: dict[tuple[str, ...], str] = field(default_factory=dict)
 
     def remember(self, **changes: object) -> None:
         self.memory = replace(self.memory, **changes)  # type: ignore[arg-type]  # the names are Memory's own
