@@ -6,6 +6,7 @@ hand, so every field is read with the same default here, and what cannot be read
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Mapping
@@ -360,5 +361,5 @@ _KINDS: Mapping[type, str] = {Mapping: "an object", str: "text", list: "a list"}
 
 
 def _shown(value: object) -> str:
-    text = repr(value) if not isinstance(value, str) else f'"{value}"'
+    text = json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
     return text if len(text) <= 80 else f"{text[:80]}..."
