@@ -172,7 +172,34 @@ json = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=8,
 )
-FIELDS = ["source", "source__uri", "storage", "storage__bucket", "engine", "engine__runtime", "engine__profiles", "engine__calibration", "engine__workspace", "engine__keepPrecision", "targets", "build", "build__deadline", "build__resources", "verify", "verify__task", "verify__dataset", "verify__thresholds", "serving", "serving__replicas", "serving__pod", "serving__service", "rollout", "rollout__steps", "rollout__analysis", "rollout__progressDeadline"]
+FIELDS = [
+    "source",
+    "source__uri",
+    "storage",
+    "storage__bucket",
+    "engine",
+    "engine__runtime",
+    "engine__profiles",
+    "engine__calibration",
+    "engine__workspace",
+    "engine__keepPrecision",
+    "targets",
+    "build",
+    "build__deadline",
+    "build__resources",
+    "verify",
+    "verify__task",
+    "verify__dataset",
+    "verify__thresholds",
+    "serving",
+    "serving__replicas",
+    "serving__pod",
+    "serving__service",
+    "rollout",
+    "rollout__steps",
+    "rollout__analysis",
+    "rollout__progressDeadline",
+]
 
 
 @given(st.dictionaries(st.sampled_from(FIELDS), json, max_size=4), json)
