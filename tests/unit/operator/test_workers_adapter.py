@@ -205,6 +205,24 @@ def test_a_worker_that_stops_answering_is_told_once_and_again_when_it_is_back() 
     play(scene)
 
 
+def test_a_worker_that_does_not_answer_is_asked_ever_more_rarely_and_told_once() -> None:
+    async def scene(s: Scene) -> None:
+        times: list[float] = []
+
+        async def slam(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            times.append(asyncio.get_running_loop().time())
+            writer.close()
+
+        server = await asyncio.start_server(slam, "127.0.0.3", s.worker.port)
+        s.workers.follow(KEY, {"pod-uid": ("127.0.0.3", 1)})
+        await s.until(lambda: len(times) == 3)
+        assert s.changed == [KEY]
+        assert 0.3 < times[1] - times[0] < times[2] - times[1]
+        server.close()
+
+    play(scene)
+
+
 def test_no_more_workers_are_followed_than_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trtmodel_operator.adapters.workers.FOLLOWED_MOST", 2)
 
