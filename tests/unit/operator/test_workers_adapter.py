@@ -215,9 +215,9 @@ def test_a_worker_that_does_not_answer_is_asked_ever_more_rarely_and_told_once()
 
         server = await asyncio.start_server(slam, "127.0.0.3", s.worker.port)
         s.workers.follow(KEY, {"pod-uid": ("127.0.0.3", 1)})
-        await s.until(lambda: len(times) == 3)
+        await s.until(lambda: len(times) == 6)  # aiohttp itself connects once more when a connection is closed on it
         assert s.changed == [KEY]
-        assert 0.3 < times[1] - times[0] < times[2] - times[1]
+        assert 0.3 < times[2] - times[1] < times[4] - times[3]
         server.close()
 
     play(scene)
