@@ -39,7 +39,7 @@ EXIT_MISCONFIGURED = 2
 LIST_PAGE = 500
 CHILDREN = (("", "v1", "pods"), ("batch", "v1", "jobs"), ("apps", "v1", "deployments"))  # watched by label
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("trtmodel_operator.main")  # also when run as __main__
 
 
 class SystemClock:

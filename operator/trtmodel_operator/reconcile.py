@@ -85,8 +85,9 @@ class Reconciler:
         )
         self.workers.follow(key, {w.uid: (w.ip, w.report.version if w.report else 0) for w in _reachable(observed)})
         decision = self.decide(observed)
-        log.debug("rule %s: %s", decision.rule, decision.situation.message)
         moved = decision.memory != observed.memory
+        level = logging.INFO if moved or decision.actions else logging.DEBUG
+        log.log(level, "%s: %s", decision.rule, decision.situation.message)
         if moved:
             await self.cluster.write_memory(key, raw["metadata"]["resourceVersion"], encode(decision.memory))
         try:
