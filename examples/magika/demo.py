@@ -193,8 +193,13 @@ class Demo:
 
 
 def _show(output: IO[str]) -> None:
+    """A line where anything but the age differs from the one before: the operator writes its memory apart from the
+    rest of the status, and each write is an event."""
+    shown: list[str] = []
     for line in output:
-        print(f"[{time.monotonic() - BEGAN:5.0f} s]   {line.rstrip()}", flush=True)
+        if line.split()[:-1] != shown:
+            shown = line.split()[:-1]
+            print(f"[{time.monotonic() - BEGAN:5.0f} s]   {line.rstrip()}", flush=True)
 
 
 def _source(name: str) -> str:

@@ -49,7 +49,7 @@ def row(result: Result) -> tuple[str, ...]:
         _cell(result.after(result.gated), " s"),
         _cell(result.after(result.serving), " s"),
         _cell(result.after(result.end), " s"),
-        _cell(None if result.flip is None else result.flip * 1e3, " ms"),
+        "-" if result.flip is None else f"{result.flip * 1e3:.3f} ms",
         figure(result.during, "sent"),
         figure(result.during, "failed"),
         figure(result.before, "p50", " ms"),

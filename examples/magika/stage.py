@@ -15,7 +15,9 @@ from pathlib import Path
 import boto3
 import data
 import variants
+from boto3.exceptions import S3UploadFailedError
 from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError
 from kube import DemoError, Kubectl
 
 ROOT = Path(__file__).parents[2]
@@ -53,21 +55,27 @@ def prepare(files: Path, say: Say) -> Stage:
         images = dict(line.split("=", 1) for line in _cluster("images").splitlines() if "=" in line)
         environment = {**os.environ, **_exports()}
         kubectl = Kubectl(environment)
+        reset(kubectl, environment)
         say("chart: install the operator with helm")
         install(kubectl, images)
         say("data: model, variants and data sets of real files")
         made.result()
     say("S3: upload them")
     upload(environment, files)
-    reset(kubectl, environment)
-    return Stage(kubectl, images["worker"], files)
+    return Stage(kubectl, images["WORKER_IMAGE"], files)
 
 
 def install(kubectl: Kubectl, images: Mapping[str, str]) -> None:
-    """helm never changes a definition that is there, so it is applied first."""
+    """For the demo's namespace only, so that it disturbs no other installation. helm never changes a definition that
+    is there: it is applied first."""
     kubectl.run("apply", "--server-side", "--force-conflicts", "-f", CHART / "crds")
-    repository, tag = images["operator"].rsplit(":", 1)
-    values = {"image.repository": repository, "image.tag": tag, "worker.image": images["worker"]}
+    repository, tag = images["OPERATOR_IMAGE"].rsplit(":", 1)
+    values = {
+        "image.repository": repository,
+        "image.tag": tag,
+        "worker.image": images["WORKER_IMAGE"],
+        "watchNamespaces[0]": NAMESPACE,
+    }
     helm = kubectl.environment.get("HELM", "helm")
     command: list[str | Path] = [
         helm, "upgrade", "--install", "trtmodel", CHART, "--namespace", OPERATOR_NAMESPACE, "--create-namespace",
@@ -82,24 +90,27 @@ def install(kubectl: Kubectl, images: Mapping[str, str]) -> None:
 
 
 def upload(environment: Mapping[str, str], files: Path) -> None:
-    s3 = _s3(environment)
-    there = {bucket["Name"] for bucket in s3.list_buckets()["Buckets"]}
-    for bucket in BUCKETS:
-        if bucket not in there:
-            s3.create_bucket(Bucket=bucket)
-    for name in ("model", "damaged", "slow", "tagged"):
-        s3.upload_file(str(files / f"{name}.onnx"), "models", f"magika/{name}.onnx")
-    for name in ("eval", "calib"):
-        s3.upload_file(str(files / f"{name}.npz"), "data", f"magika/{name}.npz")
+    """Model, variants and data sets; engines of an earlier run are removed, so that everything is built."""
+    try:
+        s3 = _s3(environment)
+        there = {bucket["Name"] for bucket in s3.list_buckets()["Buckets"]}
+        for bucket in BUCKETS:
+            if bucket not in there:
+                s3.create_bucket(Bucket=bucket)
+        for page in s3.get_paginator("list_objects_v2").paginate(Bucket="engines", Prefix=f"trtmodel/{NAMESPACE}/"):
+            for found in page.get("Contents", ()):
+                s3.delete_object(Bucket="engines", Key=found["Key"])
+        for name in ("model", "damaged", "slow"):
+            s3.upload_file(str(files / f"{name}.onnx"), "models", f"magika/{name}.onnx")
+        for name in ("eval", "calib"):
+            s3.upload_file(str(files / f"{name}.npz"), "data", f"magika/{name}.npz")
+    except (BotoCoreError, ClientError, S3UploadFailedError) as e:
+        raise DemoError(f"S3 at {environment['S3_ENDPOINT']}: {e}") from e
 
 
 def reset(kubectl: Kubectl, environment: Mapping[str, str]) -> None:
-    """A namespace without anything of an earlier run, and no engines of it in S3: everything is built."""
+    """A namespace without anything of an earlier run, and the way to S3."""
     kubectl.run("delete", "namespace", NAMESPACE, "--ignore-not-found", "--wait", "--timeout=90s", seconds=100)
-    s3 = _s3(environment)
-    for page in s3.get_paginator("list_objects_v2").paginate(Bucket="engines", Prefix=f"trtmodel/{NAMESPACE}/"):
-        for found in page.get("Contents", ()):
-            s3.delete_object(Bucket="engines", Key=found["Key"])
     kubectl.run("create", "namespace", NAMESPACE)
     secret = SECRET.format(
         namespace=NAMESPACE, key=environment["AWS_ACCESS_KEY_ID"], secret=environment["AWS_SECRET_ACCESS_KEY"]

@@ -75,7 +75,7 @@ def test_the_table_has_a_row_for_each_rollout_and_dashes_for_what_was_not_reache
     lines = report.table([done, stopped]).splitlines()
     assert lines[0].split()[:5] == ["rollout", "ended", "as", "built", "gated"]
     assert lines[2].split() == [
-        *["2", "INT8", "promoted", "20.5", "s", "30.0", "s", "31.0", "s", "60.0", "s", "0.4", "ms", "400", "0"],
+        *["2", "INT8", "promoted", "20.5", "s", "30.0", "s", "31.0", "s", "60.0", "s", "0.400", "ms", "400", "0"],
         *["3.2", "ms", "3.2", "ms", "9.0", "ms", "9.0", "ms"],
     ]
     assert lines[3].split() == ["3", "damaged", "unfinished", *"-" * 10, "-"]
