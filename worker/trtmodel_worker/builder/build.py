@@ -62,7 +62,8 @@ def _build_new(
     task: BuildTask, store: ArtifactStore, place: Place, request: Request, work: Path, progress: Progress
 ) -> Ended:
     runtime = registry.runtime(task.engine.runtime)
-    progress(f"building revision {task.revision} for {runtime.load_key()}")
+    number = store.next_number(task.revision, runtime.load_key())
+    progress(f"building revision {task.revision} for {runtime.load_key()}, number {number}")
     started = time.monotonic()
     built = child.run("build", request, work)
     build_seconds = time.monotonic() - started
@@ -76,6 +77,7 @@ def _build_new(
         store,
         task,
         runtime.load_key(),
+        number,
         runtime.driver(),
         request.graph,
         Path(request.plan),

@@ -27,6 +27,7 @@ class OutputSums:
         self._max_abs, self._nonfinite = 0.0, 0
         self._first: tuple[Wide, Wide] | None = None
         self._reference_varies, self._engine_varies = False, False
+        self._least_agreement = math.inf
         self._truth_reference, self._truth_engine, self._truths = 0.0, 0.0, 0
 
     def add(self, reference: Array, engine: Array, rows: int) -> None:
@@ -40,9 +41,19 @@ class OutputSums:
         self._add_error(expected, found)
         self._watch(expected, found)
 
-    def add_shape(self, reference: Array, engine: Array, rows: int) -> None:
-        """Another batch size over samples that count already: it can only make the worst figures worse."""
-        self._compare(reference, engine, rows)
+    def add_size(self, usual: Array, other: Array) -> None:
+        """The engine's answers to the same samples in its usual batch size and in another one. A size adds no samples:
+        it is a repeat. But an engine that contradicts itself is wrong, so the mean cosine is at most what it has with
+        itself."""
+        if usual.shape != other.shape:
+            self._least_agreement = 0.0
+            return
+        expected, found = _wide(usual, len(usual)), _wide(other, len(usual))
+        broken = np.isfinite(expected) & ~np.isfinite(found)
+        self._nonfinite += int(broken.sum())
+        known = np.isfinite(expected) & np.isfinite(found)
+        cosines = _cosines(np.where(known, expected, 0.0), np.where(known, found, 0.0))
+        self._least_agreement = min(self._least_agreement, float(cosines.mean()))
 
     def add_truth(self, reference: Array, engine: Array, labels: Array) -> None:
         """Labels of a regression. Raises Rejected if they are not of the output's size."""
@@ -60,7 +71,7 @@ class OutputSums:
         deviation = math.sqrt(self._squared_deviation / self._values) if self._values else math.nan
         truths = self._truths
         return OutputFigures(
-            cosine_mean=self._cosine_sum / self._vectors if self._vectors else math.nan,
+            cosine_mean=min(self._cosine_sum / self._vectors, self._least_agreement) if self._vectors else math.nan,
             cosine_worst=self._cosine_worst,
             relative_rmse=0.0 if rmse == 0 else rmse / deviation if deviation > 0 else math.inf,
             max_abs=self._max_abs,

@@ -22,17 +22,19 @@ def publish(
     store: ArtifactStore,
     task: BuildTask,
     load_key: LoadKey,
+    number: int,
     driver: str,
     graph: Graph,
     plan: Path,
     built: Mapping[str, str],
     proof: Answer,
 ) -> tuple[str, Manifest]:
-    """(digest, manifest) that all agree on: ours, or that of a Job that committed first. Raises StorageError."""
+    """(digest, manifest) that all agree on: ours, or that of a Job that committed `number` first. The number must be
+    from before the build began: Jobs that started together then compete for one. Raises StorageError."""
     manifest = Manifest(
         revision=task.revision,
         load_key=load_key,
-        number=store.next_number(task.revision, load_key),
+        number=number,
         driver=driver,
         build=dict(built),
         source_sha256=task.source_sha256,

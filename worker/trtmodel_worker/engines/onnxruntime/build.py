@@ -18,10 +18,11 @@ from trtmodel_contract.identity import EngineSettings
 from trtmodel_contract.jobs import Reason
 
 from trtmodel_worker.engines.building import CalibrationData, Graph, Rejected
-from trtmodel_worker.engines.onnxruntime import fp16, inspect, int8
+from trtmodel_worker.engines.onnxruntime import fp16, inspect
 from trtmodel_worker.engines.onnxruntime.graph import optimise
 
 PRECISIONS = ("FP32", "FP16", "INT8")
+CALIBRATION_METHODS = ("Entropy", "MinMax")
 _LEVELS = (
     ort.GraphOptimizationLevel.ORT_DISABLE_ALL,
     ort.GraphOptimizationLevel.ORT_ENABLE_BASIC,
@@ -44,8 +45,8 @@ class OnnxBuilder:
         if wanted == "INT8" and calibration_method is None and not quantized:
             text = "INT8 needs spec.engine.calibration, or a graph that carries Q/DQ nodes: ranges are never guessed"
             raise Rejected(Reason.PRECISION_UNSUPPORTED, text)
-        if calibration_method is not None and calibration_method not in int8.METHODS:
-            text = f"calibration method {calibration_method} does not exist: use {' or '.join(int8.METHODS)}"
+        if calibration_method is not None and calibration_method not in CALIBRATION_METHODS:
+            text = f"calibration method {calibration_method} does not exist: use {' or '.join(CALIBRATION_METHODS)}"
             raise Rejected(Reason.PRECISION_UNSUPPORTED, text)
         keep = settings.keep_precision
         if keep is not None and keep.precision != "FP32":
@@ -63,6 +64,8 @@ class OnnxBuilder:
                 ready = Path(directory) / "fp16.onnx"
                 done |= fp16.to_fp16(source, keep, ready)
             elif settings.precision == "INT8" and calibration is not None:
+                from trtmodel_worker.engines.onnxruntime import int8  # its tools double what resolve would load
+
                 ready = Path(directory) / "int8.onnx"
                 done |= int8.to_int8(source, keep, calibration, ready)
             level = _LEVELS[3 if settings.optimization_level is None else min(3, settings.optimization_level)]

@@ -21,7 +21,7 @@ from trtmodel_worker.engines.building import CalibrationData, Rejected
 from trtmodel_worker.engines.onnxruntime import machine
 from trtmodel_worker.engines.onnxruntime.graph import prepare
 
-METHODS = ("Entropy", "MinMax")
+_METHODS = {"Entropy": CalibrationMethod.Entropy, "MinMax": CalibrationMethod.MinMax}
 QUANTIZED = ("Conv", "MatMul", "Gemm")
 OPSET = 13  # the first whose QuantizeLinear works per channel
 
@@ -63,8 +63,9 @@ def to_int8(source: Path, keep: Collection[str], calibration: CalibrationData, t
 
 def _calibrate(model: Path, calibration: CalibrationData, augmented: Path) -> Any:
     """Ranges of the activations. Batch by batch: collecting all of them first took 1.9 GB for 200 samples."""
-    method = {"Entropy": CalibrationMethod.Entropy, "MinMax": CalibrationMethod.MinMax}[calibration.method]
-    calibrator = create_calibrator(model, list(QUANTIZED), str(augmented), calibrate_method=method)
+    calibrator = create_calibrator(
+        model, list(QUANTIZED), str(augmented), calibrate_method=_METHODS[calibration.method]
+    )
     empty = True
     for batch in calibration.batches:
         calibrator.collect_data(_One(batch))

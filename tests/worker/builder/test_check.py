@@ -1,0 +1,234 @@
+"""What is refused before a build, and with which words."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_models as models
+import pytest
+from onnx import TensorProto
+from trtmodel_contract.gate import Task
+from trtmodel_contract.identity import EngineSettings, Profile, ShapeRange
+from trtmodel_contract.jobs import Reason
+from trtmodel_worker.builder.check import Checked, check
+from trtmodel_worker.engines.building import Rejected
+from trtmodel_worker.engines.registry import builder
+
+FOUR = (Profile({"x": ShapeRange((1, 4), (2, 4), (8, 4))}),)
+WHAT = "source s3://m/model.onnx (123 bytes, sha256 0123456789ab)"
+
+
+def run(path: Path, profiles: tuple[Profile, ...] = FOUR, task: Task = Task.RAW, **settings: Any) -> Checked:
+    engine = EngineSettings("ONNXRuntime", profiles=profiles, **settings)
+    return check(path, WHAT, builder("ONNXRuntime"), engine, task, None)
+
+
+def refused(path: Path, *arguments: Any, **options: Any) -> Rejected:
+    with pytest.raises(Rejected) as e:
+        run(path, *arguments, **options)
+    return e.value
+
+
+def test_a_good_model_passes_with_its_inputs_and_outputs(tmp_path: Path) -> None:
+    found = run(models.relu(tmp_path / "m"))
+    assert [t.spec().shape for t in (*found.graph.inputs, *found.graph.outputs)] == [(-1, 4), (-1, 4)]
+    assert not found.quantized
+
+
+def _zip(path: Path) -> None:
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("archive/data.pkl", b"x")
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "empty (0 bytes)"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", "git lfs pull"),
+        (b"<!DOCTYPE html><html><body>404</body></html>", "HTML page"),
+        (b"\n  <html lang=en>", "HTML page"),
+        (b"<?xml version='1.0'?><Error/>", "XML"),
+        (b'{"error": "not found"}', "JSON"),
+        (b"\x1f\x8b\x08", "gzip"),
+        (b"\x80\x02ccollections", "pickle"),
+        (b"ftrt" + b"\0" * 50, "TensorRT plan"),
+        (b"\xff" * 100, "not ONNX"),
+    ],
+)
+def test_A25_a_file_that_is_no_model_is_named_for_what_it_is(tmp_path: Path, content: bytes, words: str) -> None:
+    (tmp_path / "m").write_bytes(content)
+    error = refused(tmp_path / "m")
+    assert error.reason is Reason.MODEL_INVALID
+    assert words in error.message
+    assert WHAT in error.message
+
+
+def test_A25_a_zip_archive_and_half_a_model_are_told_apart(tmp_path: Path) -> None:
+    _zip(tmp_path / "zip")
+    assert "zip archive" in refused(tmp_path / "zip").message
+    whole = models.linear(tmp_path / "m", width=64, classes=64).read_bytes()
+    (tmp_path / "half").write_bytes(whole[: len(whole) // 2])
+    assert "cut off" in refused(tmp_path / "half").message
+
+
+def test_A14_a_newer_ir_version_names_what_was_found_and_what_is_supported(tmp_path: Path) -> None:
+    for version in (onnx.IR_VERSION + 1, 99):
+        error = refused(models.relu(tmp_path / "m", ir=version))
+        assert error.reason is Reason.MODEL_INVALID
+        assert f"IR version is {version}" in error.message
+        assert "reads up to" in error.message
+
+
+def test_A14_a_newer_opset_names_what_was_found_and_what_is_supported(tmp_path: Path) -> None:
+    error = refused(models.relu(tmp_path / "m", opset=99))
+    assert error.reason is Reason.OPERATOR_UNSUPPORTED
+    assert "opset 99" in error.message
+    assert "supports up to" in error.message
+
+
+def test_A16_a_custom_operator_is_named_with_its_domain(tmp_path: Path) -> None:
+    shape = ("n", 4)
+    nodes = [onnx.helper.make_node("FancyNorm", ["x"], ["y"], "fancy", domain="acme.ops")]
+    values = [("x", models.FLOAT, shape)], [("y", models.FLOAT, shape)]
+    error = refused(models.save(tmp_path / "m", nodes, *values, opsets=[("", 17), ("acme.ops", 1)]))
+    assert error.reason is Reason.OPERATOR_UNSUPPORTED
+    assert "acme.ops:FancyNorm" in error.message
+    nodes = [onnx.helper.make_node("Gelu", ["x"], ["y"], domain="com.microsoft")]
+    assert run(models.save(tmp_path / "m", nodes, *values, opsets=[("", 17), ("com.microsoft", 1)]))
+
+
+def test_A16_an_operator_that_does_not_exist_is_named_with_its_node(tmp_path: Path) -> None:
+    shape = ("n", 4)
+    path = models.save(
+        tmp_path / "m",
+        [models.node("Foo", ["x"], ["y"], "n7")],
+        [("x", models.FLOAT, shape)],
+        [("y", models.FLOAT, shape)],
+    )
+    error = refused(path)
+    assert error.reason is Reason.OPERATOR_UNSUPPORTED
+    assert "n7" in error.message
+    assert "ai.onnx:Foo" in error.message
+
+
+def test_A28_an_operator_without_a_kernel_for_its_types_is_refused_before_the_first_request(tmp_path: Path) -> None:
+    shape = ("n", 4)
+    path = models.save(
+        tmp_path / "m",
+        [models.node("Mul", ["x", "x"], ["y"], "product")],
+        [("x", TensorProto.BFLOAT16, shape)],
+        [("y", TensorProto.BFLOAT16, shape)],
+    )
+    error = refused(path)
+    assert error.reason is Reason.OPERATOR_UNSUPPORTED
+    assert "product" in error.message
+
+
+def test_A17_two_nodes_of_one_name_are_refused_since_no_reference_can_be_computed(tmp_path: Path) -> None:
+    shape = ("n", 4)
+    nodes = [models.node("Relu", ["x"], ["z"], "n"), models.node("Abs", ["z"], ["y"], "n")]
+    error = refused(models.save(tmp_path / "m", nodes, [("x", models.FLOAT, shape)], [("y", models.FLOAT, shape)]))
+    assert error.reason is Reason.MODEL_INVALID
+    assert "same node name (n)" in error.message
+
+
+def test_A08_free_dimensions_without_a_profile_are_listed_by_name(tmp_path: Path) -> None:
+    error = refused(models.relu(tmp_path / "m", dims=("batch", 3, "h", "w")), ())
+    assert error.reason is Reason.PROFILE_MISMATCH
+    for name in ("batch", "h", "w", "'x'"):
+        assert name in error.message
+
+
+def test_A24_a_profile_that_contradicts_a_fixed_batch_is_refused(tmp_path: Path) -> None:
+    error = refused(models.relu(tmp_path / "m", dims=(1, 4)))
+    assert error.reason is Reason.PROFILE_MISMATCH
+    assert "'x'" in error.message
+    assert "dimension 0" in error.message
+    assert "fixed at 1" in error.message
+    assert "1 to 8" in error.message
+
+
+def test_a_fixed_shape_needs_no_profile(tmp_path: Path) -> None:
+    assert run(models.relu(tmp_path / "m", dims=(1, 4)), ())
+
+
+@pytest.mark.parametrize(
+    ("profile", "words"),
+    [
+        ({"z": ShapeRange((1, 4), (1, 4), (1, 4))}, "no input 'z'"),
+        ({"x": ShapeRange((1,), (1,), (1,))}, "rank 2"),
+        ({"x": ShapeRange((1, 3), (1, 4), (1, 4))}, "fixed at 4"),
+        ({}, "lacks inputs"),
+    ],
+)
+def test_profiles_that_do_not_fit_the_graph_are_refused(tmp_path: Path, profile: Any, words: str) -> None:
+    error = refused(models.relu(tmp_path / "m"), (Profile(profile),))
+    assert error.reason is Reason.PROFILE_MISMATCH
+    assert words in error.message
+
+
+def test_one_named_dimension_cannot_range_differently_for_two_inputs(tmp_path: Path) -> None:
+    inputs = [("a", models.FLOAT, ("n",)), ("b", models.FLOAT, ("n",))]
+    path = models.save(tmp_path / "m", [models.node("Add", ["a", "b"], ["y"])], inputs, [("y", models.FLOAT, ("n",))])
+    one, other = ShapeRange((1,), (2,), (4,)), ShapeRange((1,), (2,), (8,))
+    assert "same dimension" in refused(path, (Profile({"a": one, "b": other}),)).message
+    assert run(path, (Profile({"a": one, "b": one}),))
+
+
+def test_A19_no_profile_is_demanded_for_a_weight_that_is_listed_as_an_input(tmp_path: Path) -> None:
+    inputs = [("x", models.FLOAT, ("n", 4)), ("k", models.FLOAT, ("k", 4))]
+    nodes = [models.node("Mul", ["x", "k"], ["y"])]
+    weights = {"k": np.ones((1, 4), np.float32)}
+    path = models.save(tmp_path / "m", nodes, inputs, [("y", models.FLOAT, ("n", 4))], weights, 3, [("", 8)])
+    assert [t.name for t in run(path).graph.inputs] == ["x"]
+
+
+def test_a_weight_that_is_nan_is_named(tmp_path: Path) -> None:
+    path = models.linear(tmp_path / "m", width=4)
+    model = onnx.load(path)
+    weights = onnx.numpy_helper.to_array(model.graph.initializer[0]).copy()
+    weights[0, 0] = np.nan
+    model.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(weights, "w"))
+    onnx.save(model, path)
+    error = refused(path)
+    assert error.reason is Reason.MODEL_INVALID
+    assert "'w' holds NaN" in error.message
+
+
+def test_weights_in_other_files_are_refused_with_the_way_out(tmp_path: Path) -> None:
+    model = onnx.load(models.linear(tmp_path / "m", width=64, classes=64))
+    onnx.save_model(model, tmp_path / "m", save_as_external_data=True, location="weights", size_threshold=0)
+    error = refused(tmp_path / "m")
+    assert error.reason is Reason.MODEL_INVALID
+    assert "save the model as one file" in error.message
+
+
+def test_text_inputs_are_refused_by_type(tmp_path: Path) -> None:
+    shape = ("n", 4)
+    text = TensorProto.STRING
+    path = models.save(
+        tmp_path / "m", [models.node("Identity", ["x"], ["y"])], [("x", text, shape)], [("y", text, shape)]
+    )
+    assert "tensor(string)" in refused(path).message
+
+
+def test_a_classifier_needs_scores(tmp_path: Path) -> None:
+    shape = ("n", 4)
+    values = [("x", models.FLOAT, shape)], [("y", TensorProto.INT64, ("n",))]
+    nodes = [models.node("ArgMax", ["x"], ["y"], axis=1, keepdims=0)]
+    path = models.save(tmp_path / "m", nodes, *values)
+    assert "verify.task" in refused(path, task=Task.CLASSIFICATION).message
+    assert run(path, task=Task.RAW)
+
+
+def test_A01_an_image_of_bytes_is_an_ordinary_input(tmp_path: Path) -> None:
+    nodes = [models.node("Cast", ["x"], ["f"], to=models.FLOAT), models.node("Mul", ["f", "s"], ["y"])]
+    weights = {"s": np.array(1 / 255, np.float32)}
+    path = models.save(
+        tmp_path / "m", nodes, [("x", TensorProto.UINT8, ("n", 4))], [("y", models.FLOAT, ("n", 4))], weights
+    )
+    assert run(path).graph.inputs[0].datatype == "UINT8"
