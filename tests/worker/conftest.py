@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from worker_harness import Bucket, Operator, WorkerProcess
+
+sys.path.append(str(Path(__file__).parent / "builder"))  # job_harness: engines that are built as Jobs build them
 
 
 @pytest.fixture

@@ -224,7 +224,7 @@ class WorkerProcess:
         }  # fmt: skip
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", "import sys; from trtmodel_worker.front.main import main; sys.exit(main())"],
+                [sys.executable, "-m", "trtmodel_worker", "serve"],
                 env=env,
                 stdout=log,
                 stderr=log,

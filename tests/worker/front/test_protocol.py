@@ -411,11 +411,11 @@ def test_B15_parameters_are_honoured_ignored_or_refused_as_documented(
 
 
 def test_B15_a_timeout_bounds_the_whole_request(tmp_path: Path) -> None:
-    for worker in serve(tmp_path, {"work": 1.0}, {}):
+    for worker in serve(tmp_path, {"work": 0.5}, {}):
         started = time.monotonic()
         answer = worker.infer(fp32([1, 2, 3, 4], [1, 4], parameters={"timeout": 100_000}))
         assert (answer.status, answer.headers["retry-after"]) == (503, "1")
-        assert time.monotonic() - started < 0.8
+        assert time.monotonic() - started < 0.4
         counts = next(iter(worker.report().models["m"].windows[""].values()))
         assert counts.abandoned == 1
 

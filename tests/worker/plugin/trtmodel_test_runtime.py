@@ -1,10 +1,11 @@
 """A runtime that is plugged in from outside, as another package would be: its plan is JSON that says how it behaves.
 
 {"factor": 2.0}                      every output is the input of the same place times factor
-"work": seconds per run              "load": seconds to load
-"outputs": "nonzero" | "inf"         other ways to answer
+"mode": "nonzero" | "inf"            other ways to answer
+"work": seconds per run              "first": more seconds for the first run of a shape on a lane
+"load": seconds to load              "refuse": why it cannot be loaded
 "fault": {"when": value, "do": ...}  on a first input that starts with `value`: die, hang, sticky, lost, invalid,
-                                     recoverable, memory, crash, lie (says that its output is elsewhere)
+                                     recoverable, memory, crash, too-large, lie (its output is elsewhere)
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ class TestEngine:
 class TestLane:
     def __init__(self, engine):
         self.engine = engine
+        self.known = set()
 
     def run(self, inputs, allocate):
         behaviour = self.engine.behaviour
@@ -63,6 +65,10 @@ class TestLane:
             answer = self.fail(fault["do"], allocate)
             if answer is not None:
                 return answer
+        shapes = tuple(a.shape for a in arrays)
+        if shapes not in self.known:
+            self.known.add(shapes)
+            time.sleep(behaviour.get("first", 0.0))
         if behaviour.get("work"):
             time.sleep(behaviour["work"])
         return {s.name: self.output(s, a, allocate) for s, a in zip(self.engine.outputs, arrays, strict=False)}

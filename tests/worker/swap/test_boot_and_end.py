@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import signal
 import socket
 import subprocess
@@ -225,7 +226,7 @@ def test_a_request_that_runs_when_the_drain_delay_ends_is_answered(
     start_worker: Callable[..., WorkerProcess], bucket: Bucket, operator: Operator
 ) -> None:
     worker = start_worker(TRTMODEL_DRAIN_SECONDS="0.2")
-    worker.point(operator.artifact(REVISION_1, bucket.publish(REVISION_1, {"factor": 1.0, "work": 1.5})[0]))
+    worker.point(operator.artifact(REVISION_1, bucket.publish(REVISION_1, {"factor": 1.0, "work": 0.6})[0]))
     worker.start()
     worker.wait_ready()
     body = json.dumps(fp32([1, 2, 3, 4], [1, 4])).encode()
@@ -282,9 +283,10 @@ def test_a_setting_that_makes_no_sense_is_named(
 
 def test_the_front_is_light_and_starts_within_a_second() -> None:
     code = "import sys, trtmodel_worker.front.main; print(sorted({m.partition('.')[0] for m in sys.modules}))"
-    started = time.monotonic()
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert time.monotonic() - started < 1.5
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1.0
     assert not {"onnxruntime", "onnx", "boto3", "aiohttp", "kopf"} & set(eval(done.stdout))
 
 

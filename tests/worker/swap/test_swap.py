@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from trtmodel_contract.control import EngineState, WorkerState
+from trtmodel_contract.histogram import upper_bound
 from trtmodel_contract.identity import LoadKey
 from trtmodel_contract.manifest import TensorSpec
 from worker_harness import (
@@ -250,18 +251,18 @@ def test_a_new_input_signature_is_swapped_in_as_well(
 
 
 def test_E15_the_first_requests_of_a_new_engine_are_no_slower_than_the_others(
-    worker: WorkerProcess, engines: list[Any]
+    worker: WorkerProcess, bucket: Bucket, operator: Operator, engines: list[Any]
 ) -> None:
+    """An engine that takes 0.3 s for the first run of each shape on each lane, as code and memory are set up."""
+    lazy = operator.artifact("5105105105", bucket.publish("5105105105", {"factor": 5.0, "first": 0.3})[0])
     started(worker, engines[0])
-    times = []
-    for i in range(200):
-        if i == 100:
-            worker.desire(engines[1])
-            worker.wait_routed(engines[1].manifest_digest)
-        before = time.perf_counter()
-        worker.infer_rows([[1] * 4])
-        times.append(time.perf_counter() - before)
-    assert sorted(times[100:110])[5] < 3 * sorted(times[:100])[50]
+    worker.desire(lazy)
+    worker.wait_routed(lazy.manifest_digest)
+    for rows in (1, 8, 1, 8):
+        assert worker.infer_rows([[1] * 4] * rows).revision == "5105105105"
+    counts = worker.report().models["m"].windows["w1"][lazy.manifest_digest]
+    slowest = max(upper_bound(i) for histogram in counts.compute.values() for i in histogram)
+    assert slowest < 0.2
 
 
 @pytest.mark.slow

@@ -42,27 +42,32 @@ class OutputTooLarge(ValueError):
 
 
 class Region:
-    """Hands out memory of one attempt's output region, and nothing outside it."""
+    """Hands out memory of one attempt's output region, and nothing outside it. An output that is asked for again (its
+    shape was foreseen wrongly) gets its old place if it fits there."""
 
-    __slots__ = ("_arena", "_cursor", "_dtypes", "_end", "offsets")
+    __slots__ = ("_arena", "_cursor", "_dtypes", "_end", "_sizes", "offsets")
 
     def __init__(self, arena: Arena, dtypes: dict[str, np.dtype[np.generic]], offset: int, size: int) -> None:
         self._arena = arena
         self._dtypes = dtypes
         self._cursor = offset
         self._end = offset + size
+        self._sizes: dict[str, int] = {}
         self.offsets: dict[str, int] = {}
 
     def allocate(self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
         if dtype != self._dtypes.get(name):
             raise ValueError(f"output {name!r} came as {dtype}, the manifest says {self._dtypes.get(name)}")
         size = dtype.itemsize * math.prod(shape)
+        if size <= self._sizes.get(name, -1):
+            return self._arena.array(self.offsets[name], dtype, shape)
         if size > self._end - self._cursor:
             raise OutputTooLarge(
                 f"output {name!r} of shape {list(shape)} needs {size} bytes where {self._end - self._cursor} are left: "
                 "raise TRTMODEL_MAX_OUTPUT_BYTES or send a smaller batch"
             )
         self.offsets[name] = self._cursor
+        self._sizes[name] = size
         array = self._arena.array(self._cursor, dtype, shape)
         self._cursor = align(self._cursor + size, ALIGNMENT)
         return array
