@@ -1,0 +1,82 @@
+"""The product as a cluster's administrator installs it: images, chart, namespaces; and what the models need in S3."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from .cluster import Cluster
+
+ROOT = Path(__file__).parents[2]
+CLUSTER = ROOT / "tests" / "cluster" / "cluster"
+CHART = ROOT / "charts" / "trtmodel-operator"
+SYSTEM = "e2e-system"
+RELEASE = "e2e-trtmodel-operator"
+BUILD_SECONDS = 600
+HELM_SECONDS = 180
+
+
+@dataclass(frozen=True)
+class Images:
+    operator: str
+    worker: str
+
+
+def build_images() -> Images:
+    """Builds and loads them, where their sources changed."""
+    done = subprocess.run([CLUSTER, "images"], capture_output=True, text=True, timeout=BUILD_SECONDS, check=False)
+    assert done.returncode == 0, f"the images cannot be built: {done.stderr[-3000:]}"
+    found = dict(line.split("=", 1) for line in done.stdout.splitlines() if "=" in line)
+    return Images(found["OPERATOR_IMAGE"], found["WORKER_IMAGE"])
+
+
+class Operator:
+    """One release of the chart, which looks after `namespaces` and no others."""
+
+    def __init__(self, cluster: Cluster, images: Images, namespaces: Sequence[str]) -> None:
+        self._cluster = cluster
+        self._images = images
+        self._namespaces = tuple(namespaces)
+
+    def install(self, replicas: int = 1) -> None:
+        """Also changes the number of replicas. helm never changes a definition that is there: it is applied first."""
+        repository, tag = self._images.operator.rsplit(":", 1)
+        self._cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", CHART / "crds")
+        self._helm(
+            "upgrade", "--install", RELEASE, str(CHART), "--skip-crds", "--wait", "--timeout", "2m",
+            "--set-string", f"image.repository={repository},image.tag={tag},worker.image={self._images.worker}",
+            "--set", f"watchNamespaces={{{','.join(self._namespaces)}}},rbac.aggregate=false,replicas={replicas}",
+        )  # fmt: skip
+
+    def stop(self) -> None:
+        """No operator: its Deployment has no replicas, and its pod is gone."""
+        self.install(replicas=0)
+        self._cluster.kubectl(
+            "wait", "pod", "-n", SYSTEM, "-l", f"app.kubernetes.io/instance={RELEASE}", "--for=delete",
+            "--timeout=60s", seconds=70,
+        )  # fmt: skip
+
+    def pods(self) -> list[str]:
+        found = self._cluster.items(f"/api/v1/namespaces/{SYSTEM}/pods", f"app.kubernetes.io/instance={RELEASE}")
+        return [p["metadata"]["name"] for p in found if "deletionTimestamp" not in p["metadata"]]
+
+    def kill(self) -> None:
+        """Its pod is deleted at once, as when a node dies; the Deployment makes another."""
+        for pod in self.pods():
+            self._cluster.kubectl("delete", "pod", "-n", SYSTEM, pod, "--grace-period=0", "--force")
+
+    def _helm(self, *arguments: str) -> None:
+        done = subprocess.run(
+            [self._cluster.environment["HELM"], *arguments, "--namespace", SYSTEM],
+            capture_output=True, text=True, timeout=HELM_SECONDS, check=False, env=self._cluster.environment,
+        )  # fmt: skip
+        assert done.returncode == 0, f"helm {arguments[0]}: {done.stderr}\n{self._trouble()}"
+
+    def _trouble(self) -> str:
+        pods = self._cluster.kubectl("get", "pods", "-n", SYSTEM, "-o", "wide")
+        log = self._cluster.kubectl(
+            "logs", "-n", SYSTEM, f"deployment/{RELEASE}", "--tail=30", "--ignore-errors", seconds=70
+        )
+        return f"{pods}\n{log}"

@@ -1,0 +1,275 @@
+"""What cannot work is told, with the cause and the way out; nothing is tried for ever; what served goes on serving."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+
+from . import models, sources
+from .cluster import Cluster, Json
+from .s3 import DATA, MODELS
+from .world import World, condition, revision, until
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+
+STEADY = "steady"
+BEHIND = "s3-down"  # reaches S3 by a Service that we can take away
+NEW = {"uri": f"s3://{MODELS}/tiny/b.onnx"}
+ROW = sources.samples(1)[0].tolist()
+FAILED_SECONDS = 90
+INT8 = {
+    "runtime": "ONNXRuntime",
+    "precision": "INT8",
+    "profiles": [{"inputs": {"x": models.shapes(sources.WIDTH)}}],
+    "calibration": {"uri": f"s3://{DATA}/tiny/eval.npz", "samples": 32, "method": "MinMax"},
+}
+
+
+def _verify(file: str) -> Json:
+    return {"task": "Classification", "dataset": {"uri": f"s3://{DATA}/tiny/{file}"}}
+
+
+def _profile(name: str, width: int) -> Json:
+    return {"runtime": "ONNXRuntime", "profiles": [{"inputs": {name: models.shapes(width)}}]}
+
+
+@dataclass(frozen=True)
+class Case:
+    """`spec` replaces sections of the good spec; `says` are words of the message: the cause, and the way out. `stuck`:
+    the Job goes on waiting, since the cluster may still change. `alone`: it is tried only without one that serves."""
+
+    name: str
+    spec: Json
+    reason: str
+    says: tuple[str, ...]
+    stuck: bool = False
+    alone: bool = False
+
+
+CASES = (
+    Case(
+        "object-missing",
+        {"source": {"uri": f"s3://{MODELS}/tiny/nothing.onnx"}},
+        "SourceNotFound",
+        (f"s3://{MODELS}/tiny/nothing.onnx", "no such object"),
+    ),
+    Case(
+        "access-denied",
+        {"storage": {"credentialsSecret": "s3-wrong"}},
+        "AccessDenied",
+        ("credentials are not valid", "correct the Secret"),
+    ),
+    Case(
+        "no-credentials",
+        {"storage": {"credentialsSecret": "nobody-made-it"}},
+        "AccessDenied",
+        ("no credentials", "name a Secret"),
+        alone=True,
+    ),
+    Case(
+        "bucket-missing",
+        {"source": {"uri": "s3://e2e-nowhere/a.onnx"}},
+        "BucketNotFound",
+        ("s3://e2e-nowhere", "create it or correct its name"),
+        alone=True,
+    ),
+    Case(
+        "engine-bucket-missing",
+        {"storage": {"bucket": "e2e-nowhere"}},
+        "BucketNotFound",
+        ("e2e-nowhere", "create it or correct its name"),
+        alone=True,
+    ),
+    Case(
+        "s3-does-not-answer",
+        {"storage": {"endpoint": "http://s3-nobody:7070"}},
+        "StorageUnavailable",
+        ("cannot be reached", "check the endpoint"),
+        alone=True,
+    ),
+    Case(
+        "not-onnx",
+        {"source": {"uri": f"s3://{MODELS}/tiny/page.onnx"}},
+        "ModelInvalid",
+        ("page.onnx", "an HTML page", "look at what the URL really serves"),
+    ),
+    Case(
+        "other-digest",
+        {"source": {"uri": f"s3://{MODELS}/tiny/a.onnx", "sha256": "0" * 64}},
+        "DigestMismatch",
+        ("000000", "spec.source.sha256"),
+        alone=True,
+    ),
+    Case(
+        "profile-of-another-input",
+        {"engine": _profile("y", 16)},
+        "ProfileMismatch",
+        ("no input 'y'", "['x']"),
+        alone=True,
+    ),
+    Case("profile-too-wide", {"engine": _profile("x", 17)}, "ProfileMismatch", ("fixed at 16", "write 16")),
+    Case(
+        "precision-unavailable",
+        {"engine": INT8, "source": {"uri": f"s3://{MODELS}/tiny/plain.onnx"}},
+        "PrecisionUnsupported",
+        ("INT8 was asked for", "MatMul"),
+    ),
+    Case(
+        "data-set-empty",
+        {"verify": _verify("empty.npz")},
+        "DatasetInvalid",
+        ("empty.npz", "it holds no sample"),
+        alone=True,
+    ),
+    Case(
+        "data-set-of-another-shape",
+        {"verify": _verify("narrow.npz")},
+        "DatasetInvalid",
+        ("narrow.npz", "[200, 15]", "samples first"),
+    ),
+    Case(
+        "image-missing",
+        {"serving": {"image": "localhost/nobody-made:it", "replicas": 1}},
+        "ImagePullBackOff",
+        ("localhost/nobody-made:it", "Check the image's name"),
+        stuck=True,
+        alone=True,
+    ),
+    Case(
+        "job-without-a-node",
+        {"build": {"nodeSelector": {"e2e": "nobody"}, "resources": models.SMALL, "retries": 1}},
+        "Unschedulable",
+        ("didn't match Pod's node affinity/selector", "spec.build.nodeSelector"),
+        stuck=True,
+    ),
+)
+
+
+@pytest.fixture(scope="module")
+def world(world_of: Callable[[str], World]) -> World:
+    return world_of("e2e-bad")
+
+
+@pytest.fixture(scope="module")
+def applied(world: World, endpoint: str) -> World:
+    """All of them at once, and Services without anything behind them."""
+    world.apply(*(_service(name) for name in ("s3-nobody", BEHIND)))
+    world.apply(*(_bad(case, endpoint) for case in CASES))
+    return world
+
+
+@pytest.fixture(scope="module")
+def steady(applied: World, endpoint: str) -> World:
+    """A model that serves. It is made after the others, which need not wait for it."""
+    applied.apply(models.tiny(STEADY, endpoint))
+    applied.wait_ready(STEADY, 120)
+    return applied
+
+
+def _bad(case: Case, endpoint: str) -> Json:
+    storage = {**models.storage(endpoint), **case.spec.get("storage", {})}
+    return models.tiny(case.name, endpoint, **{**case.spec, "storage": storage})
+
+
+def _service(name: str) -> Json:
+    ports = [{"name": "s3", "port": 7070}]
+    return {"apiVersion": "v1", "kind": "Service", "metadata": {"name": name}, "spec": {"ports": ports}}
+
+
+def assert_told(world: World, name: str, case: Case) -> Json:
+    """By conditions, by an event, and to whoever waits."""
+    if case.stuck:
+        found = world.wait_condition(name, "Progressing", "False", case.reason, FAILED_SECONDS)
+    else:
+        found = world.wait_condition(name, "Stalled", "True", case.reason, FAILED_SECONDS)
+    ready = condition(found, "Ready")
+    assert (ready["status"], ready["reason"]) == ("False", case.reason)
+    for words in case.says:
+        assert words in ready["message"], ready["message"]
+    until(
+        "there is an event",
+        10,
+        lambda: [e for e in world.events(name) if e[1] == case.reason and case.says[0] in e[2]],
+        lambda: world.describe(name),
+    )
+    return found
+
+
+def assert_no_new_attempt(world: World, name: str) -> None:
+    """A further pass over the model, caused by a change that has nothing to do with it, starts nothing."""
+    before = world.jobs(name)
+    limit = world.model(name)["spec"]["rollout"]["historyLimit"]
+    world.patch(name, {"rollout": {"historyLimit": limit + 1}})
+    world.wait_observed(name)
+    assert world.jobs(name) == before, world.describe(name)
+    retries = world.model(name)["spec"]["build"]["retries"]
+    assert all(pods <= 1 + retries for pods in before.values()), before
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_it_is_told_and_not_tried_for_ever(applied: World, case: Case) -> None:
+    assert_told(applied, case.name, case)
+    assert_no_new_attempt(applied, case.name)
+
+
+def test_a_precision_that_no_runtime_has_is_refused_when_it_is_applied(applied: World, endpoint: str) -> None:
+    manifest = models.tiny("fp8", endpoint, engine={"runtime": "ONNXRuntime", "precision": "FP8"})
+    with pytest.raises(AssertionError, match="precision FP8 is not supported yet: use FP32, FP16 or INT8"):
+        applied.apply(manifest)
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if not c.alone], ids=lambda case: case.name)
+def test_the_stable_engine_goes_on_serving(steady: World, endpoint: str, case: Case) -> None:
+    """The same mistake, made on a model that serves, together with a new source."""
+    stable = revision(steady.model(STEADY), "stable")
+    good, bad = models.tiny(STEADY, endpoint)["spec"], _bad(case, endpoint)["spec"]
+    steady.replace_spec(STEADY, {**bad, "source": case.spec.get("source", NEW)})
+    found = assert_told(steady, STEADY, case)
+    assert condition(found, "Available")["status"] == "True", steady.describe(STEADY)
+    assert answering(steady, STEADY) == stable
+    assert_no_new_attempt(steady, STEADY)
+    steady.replace_spec(STEADY, good)
+    assert revision(steady.wait_condition(STEADY, "Ready", "True", "Serving", 60), "stable") == stable
+
+
+def test_s3_goes_away_and_comes_back(applied: World, cluster: Cluster) -> None:
+    """A model that begins while S3 is down, serves on when it is down again, and goes on when a person says retry."""
+    world, name = applied, "sees-s3-go"
+    down = Case(name, {}, "StorageUnavailable", ("cannot be reached", "check the endpoint"))
+    build: Json = {"resources": models.SMALL, "retries": 0}
+    world.apply(models.tiny(name, f"http://{BEHIND}:7070", build=build))
+    assert_told(world, name, down)
+    world.apply(_endpoints(cluster))
+    world.command(name, "retry#1")
+    stable = revision(world.wait_ready(name, 60), "stable")
+    world.kubectl("delete", "endpointslice", BEHIND)
+    world.patch(name, {"source": NEW})
+    found = assert_told(world, name, down)
+    assert condition(found, "Available")["status"] == "True"
+    assert answering(world, name) == stable
+    assert_no_new_attempt(world, name)
+    world.apply(_endpoints(cluster))
+    world.command(name, "retry#2")
+    world.wait(name, "the new source is on trial", lambda m: revision(m, "candidate") != "", 60)
+
+
+def answering(world: World, name: str) -> str:
+    """The revision that the Service's answer comes from."""
+    return str(world.infer(f"services/{name}:http", name, models.tiny_inputs(ROW))["model_version"])
+
+
+def _endpoints(cluster: Cluster) -> Json:
+    """Puts S3's pod behind our Service."""
+    pods = cluster.items("/api/v1/namespaces/s3/pods", "app=s3")
+    if not pods:
+        pytest.skip("S3 is no pod of this cluster: it cannot be taken away")
+    return {
+        "apiVersion": "discovery.k8s.io/v1",
+        "kind": "EndpointSlice",
+        "metadata": {"name": BEHIND, "labels": {"kubernetes.io/service-name": BEHIND}},
+        "addressType": "IPv4",
+        "ports": [{"name": "s3", "port": 7070}],
+        "endpoints": [{"addresses": [pods[0]["status"]["podIP"]]}],
+    }
