@@ -88,9 +88,10 @@ class FakeApiServer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._do(self._runner.cleanup())
+        self._do(self._end())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(timeout=5)
+        self._loop.close()
 
     def put(self, obj: Json) -> Json:
         """Create or replace, status included."""
@@ -146,6 +147,13 @@ class FakeApiServer:
         site = web.TCPSite(self._runner, "127.0.0.1", 0)
         await site.start()
         self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+
+    async def _end(self) -> None:
+        await self._runner.cleanup()
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         data = await request.read()

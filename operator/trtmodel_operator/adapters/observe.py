@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from trtmodel_contract.codec import DocumentError, decode, loads
 from trtmodel_contract.control import KEYS_FILE, POINTER_FILE
+from trtmodel_contract.exitcodes import FINAL_JOB_EXITS
 from trtmodel_contract.identity import ModelRef
 from trtmodel_contract.jobs import JobResult
 from trtmodel_contract.signing import KeySet
@@ -125,8 +126,13 @@ def _job(job: Json, pods: Sequence[Json]) -> ObservedJob | None:
     failed = _condition(status, "Failed")
     state = JobState.COMPLETE if _condition(status, "Complete") else JobState.FAILED if failed else JobState.RUNNING
     result, unreadable = _result(mine)
+    last, _ = _result(mine[:1])
+    if state is JobState.RUNNING and last is not None:
+        state = _foreseen(mine[0])
     trouble, message = "", ""
-    if result is None or state is JobState.RUNNING:
+    if state is JobState.RUNNING and last is not None:
+        trouble, message = last.reason.value, last.message  # it is tried again
+    elif result is None or state is JobState.RUNNING:
         trouble, message = next((t for p in mine[:1] if (t := _pod_trouble(p))[0]), ("", ""))
         if failed is not None and (not trouble or failed.get("reason") == "DeadlineExceeded"):
             trouble = str(failed.get("reason") or "Failed")
@@ -142,6 +148,14 @@ def _job(job: Json, pods: Sequence[Json]) -> ObservedJob | None:
         message=_short(message),
         started_at=_epoch(started) if started else None,
     )
+
+
+def _foreseen(pod: Json) -> JobState:
+    """What the Job controller will say, a second or three later, of a Job whose newest pod ended with its result."""
+    if (pod.get("status") or {}).get("phase") == "Succeeded":
+        return JobState.COMPLETE
+    exits = [((s.get("state") or {}).get("terminated") or {}).get("exitCode") for s in _container_states(pod)]
+    return JobState.FAILED if any(code in FINAL_JOB_EXITS for code in exits) else JobState.RUNNING
 
 
 def _result(pods: Sequence[Json]) -> tuple[JobResult | None, str]:

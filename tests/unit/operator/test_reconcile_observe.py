@@ -159,6 +159,24 @@ def test_of_several_tries_the_newest_message_counts() -> None:
         assert found.trouble == ""
 
 
+def test_a_pod_that_ended_with_its_result_ends_the_job_before_the_job_controller_says_so() -> None:
+    done = the_job(job_pod("p", phase="Succeeded", **terminated(0, "Completed", message(Reason.DONE))), active=1)
+    assert (done.state, done.trouble) == (JobState.COMPLETE, "")
+    refused = the_job(job_pod("p", phase="Failed", **terminated(42, message=message(Reason.GATE_FAILED))), active=1)
+    assert (refused.state, refused.trouble) == (JobState.FAILED, "")
+    silent = the_job(job_pod("p", phase="Succeeded", **terminated(0, "Completed")), active=1)
+    assert silent.state is JobState.RUNNING
+
+
+def test_a_try_that_told_why_it_failed_is_the_trouble_until_the_next_one_has_its_own() -> None:
+    old = job_pod("a", "2026-01-01T00:00:00Z", phase="Failed", **terminated(1, message=message(Reason.NO_SPACE)))
+    between = the_job(old, active=0)
+    assert (between.state, between.trouble, between.message) == (JobState.RUNNING, "NoSpace", "said")
+    waiting = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no nodes"}]
+    again = the_job(old, job_pod("b", "2026-01-01T00:05:00Z", phase="Pending", conditions=waiting), active=1)
+    assert (again.state, again.trouble) == (JobState.RUNNING, "Unschedulable")
+
+
 def test_a_pod_of_another_job_says_nothing() -> None:
     pod = job_pod("p", job_name="other", **terminated(42, message=message(Reason.GATE_FAILED)))
     assert the_job(pod, conditions=FAILED).result is None
