@@ -11,7 +11,7 @@ from trtmodel_contract.jobs import Reason
 
 from trtmodel_operator import analysis, facts, reasons
 from trtmodel_operator.decide.turn import Outcome, Turn, interval, roll_back, watched
-from trtmodel_operator.decide.workers import holders, new_window
+from trtmodel_operator.decide.workers import holders, new_window, was_told
 from trtmodel_operator.model import AnalysisSpec, Deployed, ObservedWorker, StepMemory
 
 # Faults of the environment say nothing about the engine. The worker tries again, and is waited for until the deadline.
@@ -44,8 +44,9 @@ def cannot_be_held(turn: Turn) -> Outcome | None:
     step = turn.memory.step
     if step is None or turn.memory.stable is None:
         return None
-    for worker in holders(turn.seen, turn.memory):
-        if worker.restarted_at is not None and worker.restarted_at >= step.began_at:
+    for worker in facts.present(turn.seen):
+        died = worker.restarted_at is not None and worker.restarted_at >= step.began_at
+        if died and was_told(turn.memory, worker):
             why = worker.message or worker.trouble or "it gave no reason"
             return roll_back(
                 turn, reasons.WORKER_DIED, f"the container of worker {worker.pod} died while it had it: {why}"
@@ -63,7 +64,7 @@ def analysis_says_no(turn: Turn) -> Outcome | None:
     memory, step, spec = turn.memory, turn.memory.step, turn.seen.spec
     if spec is None or spec.rollout.paused or step is None or not step.seen_at:
         return None
-    if memory.stable is None or memory.candidate is None:
+    if memory.stable is None or memory.candidate is None or not facts.present(turn.seen):
         return None
     now, every = turn.seen.now, interval(spec)
     if 0 <= now - step.seen_at < every:
@@ -79,7 +80,11 @@ def analysis_says_no(turn: Turn) -> Outcome | None:
         for w in holders(turn.seen, memory, routed_only=True)
     )
     fails = step.fails + 1 if look.latency is Verdict.FAIL else 0
+    steps = spec.rollout.steps
+    holding = serving and step.index < len(steps) and step.held < steps[step.index].hold
     turn.remember(
+        waited=memory.waited if holding else memory.waited + counted,
+        waited_at=now,
         step=replace(
             step,
             held=step.held + counted if serving else step.held,
@@ -88,7 +93,7 @@ def analysis_says_no(turn: Turn) -> Outcome | None:
             verdict=look.verdict.value,
             figures=look.short,
             sentence=look.sentence,
-        )
+        ),
     )
     if look.errors is Verdict.FAIL:
         return roll_back(turn, reasons.ERROR_RATE, look.error_sentence)
@@ -100,8 +105,8 @@ def analysis_says_no(turn: Turn) -> Outcome | None:
 def deadline_passed(turn: Turn) -> Outcome | None:
     """Without a step passed for so long, the candidate goes back. Inconclusive is no success: it only waits here.
 
-    Counts observed time, and none in which a hold runs or nothing is wanted. Without a stable there is nothing to go
-    back to: the rule `first_rollout` says that it takes too long, and goes on.
+    Counts observed time, and none in which a hold runs (where looks are taken, they count it) or nothing is wanted.
+    Without a stable there is nothing to go back to: the rule `first_rollout` says that it takes too long, and goes on.
     """
     memory, spec = turn.memory, turn.seen.spec
     if spec is None or spec.rollout.paused:
@@ -110,9 +115,9 @@ def deadline_passed(turn: Turn) -> Outcome | None:
     if word != memory.waiting:
         turn.remember(waiting=word, waited=0.0, waited_at=now if word else 0.0)
         return None
-    every = interval(spec)
-    if word and memory.waited < deadline and not 0 <= now - memory.waited_at < every:
-        counted = 0.0 if _holding(turn) else watched(now, memory.waited_at, every) or 0.0
+    every, looks = interval(spec), memory.step is not None and memory.step.seen_at > 0
+    if word and not looks and memory.waited < deadline and not 0 <= now - memory.waited_at < every:
+        counted = watched(now, memory.waited_at, every) or 0.0
         turn.remember(waited=memory.waited + counted, waited_at=now)
     if not word or turn.memory.waited < deadline or memory.candidate is None or memory.stable is None:
         return None
@@ -137,11 +142,6 @@ def _waiting_for(turn: Turn) -> str:
     if memory.stable is None:
         return f"first rollout of {memory.candidate.revision}"
     return f"step {memory.step.index if memory.step else 0} of {memory.candidate.revision}"
-
-
-def _holding(turn: Turn) -> bool:
-    step, steps = turn.memory.step, turn.spec.rollout.steps
-    return step is not None and step.routed and step.index < len(steps) and step.held < steps[step.index].hold
 
 
 def _look(turn: Turn, stable: Deployed, candidate: Deployed, limits: AnalysisSpec) -> analysis.Look:

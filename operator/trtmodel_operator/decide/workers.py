@@ -65,6 +65,15 @@ def holders(seen: Observed, memory: Memory, *, routed_only: bool = False) -> lis
     return chosen
 
 
+def short_uid(worker: ObservedWorker) -> str:
+    return short_hash(worker.uid, length=8)
+
+
+def was_told(memory: Memory, worker: ObservedWorker) -> bool:
+    """It was told to hold the candidate, at some time in this rollout, and has not said since that it let go of it."""
+    return memory.step is not None and short_uid(worker) in memory.step.told
+
+
 def _rank(seen: Observed, worker: ObservedWorker, candidate: Deployed) -> tuple[bool, bool, str]:
     """Those that already answer with the candidate stay; a pod that is not ready is not waited for if another is; for
     the rest rendezvous hashing, so that the choice survives every restart without being written down."""
@@ -89,6 +98,7 @@ def settle_plan(turn: Turn, rule: str, outcome: Outcome) -> Decision:
     """
     if outcome.halt:
         return _decision(turn, rule, outcome, list(outcome.actions))
+    _remember_told(turn)
     pointers = _pointers(turn)
     signals = {w.uid: signal for w in facts.present(turn.seen) if (signal := _signal(turn, w)) is not None}
     _count_fence(turn, pointers, signals)
@@ -110,6 +120,22 @@ def _decision(turn: Turn, rule: str, outcome: Outcome, actions: list[Action]) ->
         wanted=builds.wanted_revision(turn),
         gate=builds.gate_key(turn) if turn.seen.spec else "",
     )
+
+
+def _remember_told(turn: Turn) -> None:
+    """Before the signals go out: a worker whose container dies of the candidate can say nothing about it afterwards."""
+    seen, memory, step = turn.seen, turn.memory, turn.memory.step
+    if step is None or memory.candidate is None:
+        return
+    now = {short_uid(w) for w in holders(seen, memory)}
+    for worker in facts.present(seen):
+        freed = (
+            worker.report is not None and facts.engine(seen, worker, facts.digest_for(worker, memory.candidate)) is None
+        )
+        if was_told(memory, worker) and not freed:
+            now.add(short_uid(worker))
+    if tuple(sorted(now)) != step.told:
+        turn.remember(step=replace(step, told=tuple(sorted(now))))
 
 
 def _count_fence(turn: Turn, pointers: list[ApplyPointer], signals: dict[str, Signal]) -> None:

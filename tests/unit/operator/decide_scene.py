@@ -179,7 +179,8 @@ def canary(seen: Scene, revision: str = B, index: int = 0) -> Scene:
     for _ in range(60):
         decision = decide(seen)
         if routed(seen, decision):
-            return seen
+            assert seen.memory.step is not None
+            return replace(seen, now=seen.memory.step.seen_at)
         seen = obey(seen, decision)
         if seen.memory.step is not None and seen.memory.step.index < index:
             seen = busy(seen, seconds=0.008)
@@ -205,7 +206,7 @@ def obey(seen: Scene, decision: Decision, seconds: float = 2.0, loading: Iterabl
                 seen = _apply_pointer(seen, action)
             case ApplyWorkload():
                 seen = _apply_workload(seen, action)
-            case Signal():
+            case Signal() if any(w.uid == action.uid for w in seen.workers):
                 seen = with_worker(seen, action.uid, report=_told(seen, action, set(loading)))
     return seen
 
@@ -268,7 +269,7 @@ def booted(uid: str, pointer: ObservedPointer) -> ObservedWorker:
 def _told(seen: Scene, signal: Signal, loading: set[str]) -> Report:
     worker = next(w for w in seen.workers if w.uid == signal.uid)
     assert worker.report is not None
-    before = worker.report.models[MODEL.name]
+    before = worker.report.models.get(MODEL.name, ModelReport((), Routes(""), {}))
     ready = {e.manifest_digest for e in before.engines if e.state is EngineState.READY}
     engines = []
     for e in signal.engines:
@@ -324,7 +325,7 @@ def busy(
     """Every worker answers `requests` more with what it routes to. `seconds` and `failed` are the candidate's; stable
     takes 8 ms and fails nothing."""
     for worker in seen.workers:
-        if worker.report is None:
+        if worker.report is None or MODEL.name not in worker.report.models:
             continue
         model = worker.report.models[MODEL.name]
         on_candidate = bool(model.routes.candidate)

@@ -1,0 +1,231 @@
+"""Cases from the field (group F, rollout semantics): what other rollout controllers got wrong."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from decide_scene import (
+    A,
+    B,
+    C,
+    Scene,
+    asks_for,
+    busy,
+    canary,
+    decide,
+    digest,
+    edited,
+    finished,
+    has_built,
+    knows,
+    later,
+    members,
+    new,
+    obey,
+    of,
+    serving,
+    with_worker,
+)
+from trtmodel_contract.jobs import JobResult, Reason
+from trtmodel_operator.conditions import status
+from trtmodel_operator.model import (
+    ApplyWorkload,
+    CreateJob,
+    Decision,
+    DeleteJob,
+    JobKind,
+    JobState,
+    Signal,
+    Stage,
+)
+from trtmodel_operator.spec import parse_command
+
+
+def passes(seen: Scene, n: int, seconds: float = 5, **figures: float) -> tuple[Scene, Decision]:
+    decision = decide(seen)
+    for _ in range(n):
+        seen = later(busy(seen, **figures) if figures else seen, seconds)  # type: ignore[arg-type]
+        decision = decide(seen)
+        seen = obey(seen, decision, seconds=0)
+    return seen, decision
+
+
+def test_F01_a_canary_without_traffic_neither_fails_nor_passes_until_the_deadline() -> None:
+    seen = canary(serving(A))
+    seen, decision = passes(seen, 20)
+    assert (decision.rule, decision.situation.stage) == ("watch", Stage.CANARY)
+    assert decision.situation.reason == "NoTraffic"
+    assert decision.memory.stable is not None
+    assert decision.memory.stable.revision == A
+    _, decision = passes(seen, 60)
+    assert decision.memory.candidate is None
+    assert decision.memory.rejected[0].reason == "ProgressDeadlineExceeded"
+
+
+def test_F03_one_error_in_few_requests_is_inconclusive() -> None:
+    seen = canary(serving(A))
+    for requests, failed in ((1, 1), (19, 0)):
+        seen = later(busy(seen, requests=requests, failed=failed), 5)
+        decision = decide(seen)
+        assert decision.memory.step is not None
+        assert decision.memory.step.verdict == "Inconclusive"
+        assert decision.memory.candidate is not None
+        seen = obey(seen, decision, seconds=0)
+
+
+def test_F04_inconclusive_is_not_success_however_long_the_pause() -> None:
+    seen = canary(serving(A))
+    outcomes = set()
+    for _ in range(80):
+        seen = later(busy(seen, requests=1), 10)
+        decision = decide(seen)
+        assert decision.rule not in ("advance", "promote")
+        outcomes.add(decision.situation.stage)
+        seen = obey(seen, decision, seconds=0)
+    assert outcomes == {Stage.CANARY, Stage.ROLLED_BACK}
+    assert seen.memory.stable is not None
+    assert seen.memory.stable.revision == A
+
+
+def test_F04_a_source_of_figures_that_is_down_is_not_success_either() -> None:
+    seen = canary(serving(A))
+    for worker in seen.workers:
+        seen = with_worker(seen, worker.uid, report=None, silence="connection refused")
+    _, decision = passes(seen, 80, seconds=10)
+    assert decision.memory.stable is not None
+    assert decision.memory.stable.revision == A
+    assert decision.memory.candidate is None
+
+
+def test_F06_a_third_revision_in_mid_canary_retires_the_second() -> None:
+    seen = canary(serving(A))
+    seen = edited(seen, source__uri="s3://models/c.onnx")
+    seen = obey(seen, decide(seen))
+    seen = knows(seen, C)
+    decision = decide(seen)
+    assert decision.rule == "superseded"
+    assert {s.candidate for s in of(decision, Signal)} == {""}
+    seen = obey(seen, decision)
+    assert not members(seen)
+    building = decide(seen)
+    assert [j.kind for j in of(building, CreateJob)] == [JobKind.BUILD]
+    seen = obey(seen, building)
+    # A fourth while the third is being built: one build at a time, the old one ends.
+    old = seen.jobs[-1].name
+    seen = knows(edited(seen, source__uri="s3://models/d.onnx"), "dddddddddd")
+    decision = decide(seen)
+    assert DeleteJob(old) in decision.actions
+    assert len([j for j in obey(seen, decision).jobs if j.state is JobState.RUNNING and j.kind is JobKind.BUILD]) == 1
+    assert decision.memory.stable is not None
+    assert decision.memory.stable.revision == A
+
+
+def test_F06_figures_of_the_second_revision_do_not_feed_the_verdict_on_the_third() -> None:
+    seen, _ = passes(canary(serving(A)), 2, requests=200, seconds=5)
+    window = seen.memory.window
+    seen = canary(replace(seen), C)
+    assert seen.memory.window != window
+    seen = later(busy(seen, requests=1), 5)
+    decision = decide(seen)
+    assert decision.memory.step is not None
+    assert decision.memory.step.figures.startswith("1 req")
+
+
+def test_F07_back_to_the_stable_spec_is_immediate_with_no_build_and_no_analysis() -> None:
+    seen = canary(serving(A))
+    seen = edited(seen, source__uri="s3://models/a.onnx")
+    decision = decide(seen)
+    assert decision.memory.candidate is None
+    assert not of(decision, CreateJob)
+    assert {(s.stable, s.candidate) for s in of(decision, Signal)} == {(digest(A), "")}
+    seen = obey(seen, decision)
+    decision = decide(seen)
+    assert decision.situation.stage is Stage.SERVING
+    found = status(seen, decision, {})
+    assert found["phase"] == "Serving"
+    conditions = {c["type"]: c["status"] for c in found["conditions"]}  # type: ignore[attr-defined]
+    assert (conditions["Ready"], conditions["Degraded"], conditions["Stalled"]) == ("True", "False", "False")
+
+
+def test_F09_a_first_deploy_that_fails_its_gate_has_nothing_to_roll_back_to_and_no_pods() -> None:
+    seen = knows(new(), A)
+    seen = finished(obey(seen, decide(seen)), JobKind.BUILD, JobResult(Reason.GATE_FAILED, "top-1 differs in 40 %"))
+    decision = decide(seen)
+    assert decision.situation.stage is Stage.GATE_FAILED
+    assert "nothing to roll back to" in decision.situation.message
+    assert not of(decision, ApplyWorkload)
+
+
+def test_F09_a_good_revision_does_not_wait_for_a_first_one_that_never_became_ready() -> None:
+    seen = has_built(new(), A)
+    seen = obey(seen, decide(seen))
+    for worker in seen.workers:
+        seen = with_worker(seen, worker.uid, ready=False)
+    seen = obey(seen, decide(seen))
+    seen = asks_for(seen, B)
+    seen = obey(seen, decide(seen))
+    assert seen.memory.candidate is not None
+    assert seen.memory.candidate.revision == B
+    for worker in seen.workers:
+        seen = with_worker(seen, worker.uid, ready=True)
+    decision = decide(obey(seen, decide(seen)))
+    assert decision.memory.stable is not None
+    assert decision.memory.stable.revision == B
+
+
+def test_F09_a_first_deploy_takes_no_steps() -> None:
+    seen = has_built(new(), A)
+    rules = []
+    for _ in range(6):
+        decision = decide(seen)
+        rules.append(decision.rule)
+        seen = obey(seen, decision)
+    assert "watch" not in rules
+    assert seen.memory.stable is not None
+
+
+def test_F10_the_same_spec_or_a_label_does_not_retry_what_was_aborted() -> None:
+    seen = replace(canary(serving(A)), command=parse_command("abort#1"))
+    seen = obey(seen, decide(seen))
+    for _ in range(5):
+        decision = decide(seen)
+        assert decision.rule == "rejected"
+        assert not of(decision, CreateJob)
+        seen = obey(later(replace(seen, generation=seen.generation), 600), decision)
+
+
+def test_F10_the_documented_retry_makes_exactly_one_new_attempt() -> None:
+    seen = replace(canary(serving(A)), command=parse_command("abort#1"))
+    seen = obey(seen, decide(seen))
+    seen = replace(seen, command=parse_command("retry#2"))
+    seen = obey(seen, decide(seen))
+    assert seen.memory.attempt == 1
+    seen = has_built(seen, B)
+    assert decide(seen).memory.candidate is not None
+    assert decide(obey(seen, decide(seen))).memory.attempt == 1
+
+
+def test_F10_the_next_revision_starts_clean_with_a_fresh_deadline() -> None:
+    seen, _ = passes(canary(serving(A)), 20, requests=1, seconds=10)
+    assert seen.memory.waited > 100
+    seen = replace(seen, command=parse_command("abort#1"))
+    seen = obey(seen, decide(seen))
+    seen = canary(seen, C)
+    assert seen.memory.waited == 0
+    assert decide(later(busy(seen), 5)).memory.candidate is not None
+
+
+@pytest.mark.parametrize("sizes", [(8, 2, 1, 0, 4), (2, 8, 4), (1, 4), (0, 4)])
+def test_F12_scaling_during_a_rollout_keeps_a_stable_worker_and_rederives_the_share(sizes: tuple[int, ...]) -> None:
+    seen = canary(serving(A, rollout__steps=[{"workers": "25%", "hold": "15s"}, {"workers": "50%", "hold": "15s"}]))
+    for replicas in sizes:
+        seen = edited(seen, serving__replicas=replicas)
+        for _ in range(6):
+            decision = decide(seen)
+            seen = obey(seen, decision)
+            assert len(members(seen)) <= max(1, replicas - 1)
+            assert status(seen, decision, {})["replicas"] == min(replicas, len(seen.workers))
+            assert decision.memory.stable is not None
+            assert decision.memory.stable.revision == A
+        assert len(members(seen)) == {8: 2, 4: 1, 2: 1, 1: 1, 0: 0}[replicas]
