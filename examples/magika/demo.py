@@ -74,7 +74,7 @@ class Demo:
         manifest = HERE / "trtmodel.yaml"
         result = self._begin("1 FP32", "first engine serves")
         say(f"{result.name}: kubectl apply -f {manifest.relative_to(stage.ROOT)}")
-        self._kubectl.run("apply", "-f", manifest)
+        self._kubectl.run("apply", "-f", "-", text=stage.manifest(manifest, self._kubectl.environment))
         model = self._until_ended(result, 1)
         result.serving = result.end
         self._measure_build(result)

@@ -25,6 +25,7 @@ CLUSTER = ROOT / "tests" / "cluster" / "cluster"
 CHART = ROOT / "charts" / "trtmodel-operator"
 OPERATOR_NAMESPACE = "trtmodel-system"
 NAMESPACE = "demo"
+S3_OF_THE_LOCAL_CLUSTER = "http://s3.s3.svc.cluster.local:7070"
 BUCKETS = ("models", "data", "engines")
 SECRET = """\
 apiVersion: v1
@@ -63,6 +64,11 @@ def prepare(files: Path, say: Say) -> Stage:
     say("S3: upload them")
     upload(environment, files)
     return Stage(kubectl, images["WORKER_IMAGE"], files)
+
+
+def manifest(path: Path, environment: Mapping[str, str]) -> str:
+    """The TRTModel, with the S3 of whichever cluster this is."""
+    return path.read_text().replace(S3_OF_THE_LOCAL_CLUSTER, environment["S3_ENDPOINT_IN_CLUSTER"])
 
 
 def install(kubectl: Kubectl, images: Mapping[str, str]) -> None:
