@@ -21,6 +21,7 @@ from worker_harness import (
     WorkerProcess,
     binary_fp32,
     binary_request,
+    eventually,
     fp32,
 )
 
@@ -43,7 +44,11 @@ def serve(tmp: Path, behaviour: dict[str, Any], environment: dict[str, str], **p
 @pytest.fixture(scope="module")
 def doubler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerProcess]:
     """x:FP32[1..8, 4] -> y = 2x, with small limits."""
-    limits = {"TRTMODEL_MAX_BODY_BYTES": "1000000", "TRTMODEL_MAX_JSON_BYTES": "100000"}
+    limits = {
+        "TRTMODEL_MAX_BODY_BYTES": "1000000",
+        "TRTMODEL_MAX_JSON_BYTES": "100000",
+        "TRTMODEL_STAGING_BYTES": "1200000",
+    }
     yield from serve(tmp_path_factory.mktemp("doubler"), {"factor": 2.0}, limits)
 
 
@@ -393,6 +398,20 @@ def test_B12_chunked_bodies_work_up_to_the_limit(doubler: WorkerProcess) -> None
     too_much = b"".join(b"10000\r\n%b\r\n" % bytes(0x10000) for _ in range(16))
     assert raw(doubler, head + too_much).startswith(b"HTTP/1.1 413 ")
     still_answers(doubler)
+
+
+def test_bodies_held_at_once_are_bounded_and_their_room_is_given_back(doubler: WorkerProcess) -> None:
+    head = (
+        b"POST /v2/models/m/infer HTTP/1.1\r\nHost: m\r\nContent-Length: 900000\r\n"
+        b"Inference-Header-Content-Length: 10\r\n\r\n"
+    )
+    for _ in range(3):  # one after the other they all have room
+        assert raw(doubler, head + bytes(900_000)).startswith(b"HTTP/1.1 400 ")
+    with socket.create_connection(("127.0.0.1", doubler.port), timeout=10) as first:
+        first.sendall(head + b"{")
+        eventually(lambda: raw(doubler, head).startswith(b"HTTP/1.1 503 "), "there is no room for a second one")
+        still_answers(doubler)
+    eventually(lambda: raw(doubler, head + bytes(900_000)).startswith(b"HTTP/1.1 400 "), "the first one left")
 
 
 @pytest.mark.parametrize(

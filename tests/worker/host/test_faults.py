@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import os
 import signal
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -122,6 +125,18 @@ def test_a_host_that_hangs_is_replaced_and_its_request_does_not_hang(start: Star
     answers_well(worker)
 
 
+def test_a_host_that_hangs_does_not_outlive_its_front(start: Start) -> None:
+    worker = start("hang", TRTMODEL_HANG_SECONDS="60")
+    (pid,) = worker.host_pids()
+    client = threading.Thread(target=lambda: suppressed(worker.infer_rows, [[BAD] * 4]))
+    client.start()
+    eventually(lambda: "trtmodel_lanes_busy{" in worker.metrics() and busy(worker) == 1, "it hangs")
+    assert worker.process is not None
+    worker.process.kill()
+    eventually(lambda: not alive(pid), "the host is gone", 5.0)
+    client.join()
+
+
 def test_a_stopped_host_that_wakes_up_late_changes_no_answer(start: Start) -> None:
     """Its regions stay its own until it was reaped, so what it writes late is read by nobody."""
     worker = start("die", {"work": 0.02}, TRTMODEL_HANG_SECONDS="1", TRTMODEL_REQUEST_TIMEOUT_SECONDS="20")
@@ -214,3 +229,20 @@ def test_what_waits_too_long_for_a_lane_gets_503(start: Start) -> None:
         thread.join()
     assert time.monotonic() - started < 2.0
     assert sorted(a.status for a in answers) == [200, 503, 503, 503]
+
+
+def busy(worker: WorkerProcess) -> int:
+    (line,) = [text for text in worker.metrics().splitlines() if text.startswith("trtmodel_lanes_busy{")]
+    return int(float(line.rpartition(" ")[2]))
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "Z"
+    except OSError:
+        return False
+
+
+def suppressed(call: Callable[..., Any], *arguments: Any) -> None:
+    with contextlib.suppress(OSError, http.client.HTTPException):
+        call(*arguments)

@@ -113,5 +113,6 @@ def _stop(task: asyncio.Task[None]) -> None:
 
 
 def _refuse(request: Request, status: int, reason: str, message: str, held: Fence | None = None) -> None:
-    log.warning("refused %s %s: %s", request.method.decode(), request.path.decode(errors="replace"), message)
+    level = logging.DEBUG if status == 401 else logging.WARNING  # anybody in the cluster can cause a 401
+    log.log(level, "refused %s %s: %s", request.method.decode(), request.path.decode(errors="replace"), message)
     request.respond(status, dumps(ControlError(reason, message, held)))

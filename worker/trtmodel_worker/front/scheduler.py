@@ -47,6 +47,7 @@ _CLASS_NAMES = {
     FailureClass.INTERNAL: "Internal",
 }
 HOST_DEATH = "HostDeath"
+_LOG_SECONDS = 1.0
 MAX_DEATHS = 2  # a request that was there each time is the suspect
 
 
@@ -117,10 +118,11 @@ class Attempt:
 class LanePort:
     """The front's end of a lane."""
 
-    __slots__ = ("attempt", "channel", "host")
+    __slots__ = ("attempt", "channel", "dying", "host")
 
     def __init__(self, host: Host, channel: socket.socket) -> None:
         self.host = host
+        self.dying = False
         self.channel = channel
         self.attempt: Attempt | None = None
 
@@ -143,11 +145,13 @@ class Scheduler:
         self._queue: deque[Call] = deque()
         self._free: list[LanePort] = []
         self._lanes: list[LanePort] = []
+        self._logged = 0.0
         self.hang_after = float("inf")
 
     @property
     def lanes(self) -> int:
-        return len(self._lanes)
+        """Lanes that can take a request, now or after the one they run."""
+        return sum(1 for lane in self._lanes if not lane.dying)
 
     @property
     def waiting(self) -> int:
@@ -208,6 +212,8 @@ class Scheduler:
 
     def suspend(self, host: Host) -> None:
         """The host is about to end: it gets nothing more."""
+        for lane in self._lanes:
+            lane.dying = lane.dying or lane.host is host
         self._free = [lane for lane in self._free if lane.host is not host]
 
     def fail_waiting(self, message: str) -> None:
@@ -346,7 +352,9 @@ class Scheduler:
             if not attempt.abandoned:
                 counters.count_failed(name)
             self._stats.count_failure(name)
-            log.warning("an attempt failed, %s: %s", name, answer.text)
+            if time.monotonic() - self._logged > _LOG_SECONDS:  # a broken engine would fill the log
+                self._logged = time.monotonic()
+                log.warning("an attempt failed, %s: %s", name, answer.text)
             call.fail(Failed(500, f"the engine failed ({name}): {answer.text}"))
 
     def _return(self, input_slot: int, output_slot: int) -> None:

@@ -166,6 +166,7 @@ class _OutputForm:
         self.always_binary = binary_only(spec.datatype)
         self._name = spec.name
         self._dtype = DTYPES[spec.datatype]
+        self._template = (0, "")
         self._prefix = f'{{"name":{json.dumps(spec.name)},"datatype":"{spec.datatype}","shape":['
 
     def binary(self, shape: Shape, size: int) -> str:
@@ -179,7 +180,15 @@ class _OutputForm:
                 f"output {self._name!r} holds non-finite values (NaN or infinity), which JSON cannot carry: "
                 "ask for it as binary data (outputs[].parameters.binary_data)",
             )
-        return f'{self._prefix}{",".join(map(str, shape))}],"data":{_ENCODER.encode(values.tolist())}}}'
+        return f'{self._prefix}{",".join(map(str, shape))}],"data":{self._numbers(values)}}}'
+
+    def _numbers(self, values: np.ndarray[Any, Any]) -> str:
+        if self._dtype != np.float32:
+            return _ENCODER.encode(values.tolist())
+        # Nine digits give every FP32 back exactly, in half the characters and a third of the time of its FP64 form.
+        if self._template[0] != values.size:
+            self._template = (values.size, f"[{','.join(['%.9g'] * values.size)}]")
+        return self._template[1] % tuple(values.tolist())
 
 
 _ENCODER = json.JSONEncoder(separators=(",", ":"), check_circular=False, allow_nan=False)
