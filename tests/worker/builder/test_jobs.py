@@ -337,14 +337,14 @@ def _stage_pid(parent: int) -> int | None:
     return None
 
 
-def test_a_builder_that_is_killed_leaves_the_job_able_to_say_so(tmp_path: Path) -> None:
-    jobs = linear_jobs(tmp_path)
+def _job_in_a_stage(jobs: Jobs, folder: Path) -> tuple[subprocess.Popen[bytes], int, Path]:
+    """A running build Job, its stage's process, and its termination log. Its cache is `folder`/cache."""
     _, resolved = jobs.resolve()
     assert resolved.resolve is not None
-    log = tmp_path / "log"
+    log = folder / "log"
     variables = {
         "TRTMODEL_TASK": dumps(jobs.build_task(resolved.resolve)).decode(),
-        "TRTMODEL_CACHE_DIR": str(tmp_path / "cache"),
+        "TRTMODEL_CACHE_DIR": str(folder / "cache"),
         "TRTMODEL_TERMINATION_LOG": str(log),
     }
     process = subprocess.Popen([sys.executable, "-m", "trtmodel_worker", "build"], env={**os.environ, **variables})
@@ -353,6 +353,21 @@ def test_a_builder_that_is_killed_leaves_the_job_able_to_say_so(tmp_path: Path) 
     while child is None and time.monotonic() < deadline and process.poll() is None:
         child = _stage_pid(process.pid)
     assert child is not None
+    return process, child, log
+
+
+def test_a_job_that_is_asked_to_end_ends_at_once_with_its_stage_and_leaves_nothing(tmp_path: Path) -> None:
+    process, child, log = _job_in_a_stage(linear_jobs(tmp_path), tmp_path)
+    process.terminate()
+    assert process.wait(timeout=5) == 128 + signal.SIGTERM
+    assert not Path(f"/proc/{child}").exists()
+    assert not log.exists()
+    assert list((tmp_path / "cache").glob("work-*")) == []
+
+
+def test_a_builder_that_is_killed_leaves_the_job_able_to_say_so(tmp_path: Path) -> None:
+    jobs = linear_jobs(tmp_path)
+    process, child, log = _job_in_a_stage(jobs, tmp_path)
     os.kill(child, signal.SIGKILL)
     assert process.wait(timeout=60) == JobExit.RETRY
     result = json.loads(log.read_bytes())

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from trtmodel_contract.codec import DocumentError, loads
 from trtmodel_contract.exitcodes import JobExit
@@ -40,12 +42,21 @@ log = logging.getLogger("trtmodel.job")
 
 def main(kind: str) -> int:
     """`kind` is ``resolve`` or ``build``. Returns the exit code."""
+    # The first process of a container ignores the signals that it does not handle: a Job that nobody wants any more
+    # would hold its GPU until the pod's grace is over.
+    signal.signal(signal.SIGTERM, _stop)
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format=f"%(asctime)s %(levelname)s {kind} %(message)s")
     result, code = _run(kind)
     log.info("%s: %s (exit %d)", result.reason.value, result.message, code)
     path = Path(os.environ.get(TERMINATION_LOG_ENV, DEFAULT_TERMINATION_LOG))
     path.write_bytes(result.to_termination_message())
     return code
+
+
+def _stop(number: int, _frame: Any) -> None:
+    """Ends without a message: why it was ended, the Job's status tells. Stages and their files go with it."""
+    log.info("asked to end")
+    sys.exit(128 + number)
 
 
 def _run(kind: str) -> tuple[JobResult, JobExit]:
