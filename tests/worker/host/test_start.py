@@ -1,0 +1,80 @@
+"""Starting hosts, and giving them up at any moment."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from pathlib import Path
+
+import pytest
+from trtmodel_worker.front.artifacts import Artifacts
+from trtmodel_worker.front.hostproc import HostFailed, Hosts
+from trtmodel_worker.front.regions import Arenas
+from worker_harness import PLUGIN, REVISION_1, Bucket, eventually
+
+
+def children() -> list[str]:
+    tasks = Path("/proc/self/task").iterdir()
+    return [pid for task in tasks for pid in (task / "children").read_text().split()]
+
+
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_a_start_that_is_cancelled_at_any_moment_leaves_no_process_and_no_descriptor(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(PLUGIN))
+    _, manifest = bucket.publish(REVISION_1, {"load": 60.0})
+    artifacts = Artifacts(bucket.store, tmp_path / "cache")
+
+    async def run() -> None:
+        hosts, arenas = Hosts("Test"), Arenas(2, 1000)
+        before = children()
+        figures = []
+        for turn in range(16):
+            arena, payload = arenas.acquire(manifest), artifacts.payload(manifest)
+            starting = asyncio.create_task(hosts.start(manifest, payload, arena.memory, 2, 30.0))
+            for _ in range(turn):
+                await asyncio.sleep(0)
+            if turn > 8:
+                await asyncio.sleep((turn - 8) * 0.002)
+            starting.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await starting
+            payload.close()
+            arenas.release(arena)
+            await asyncio.to_thread(eventually, lambda: children() == before, "the process is gone")
+            figures.append(descriptors())
+        assert figures[0] == figures[-1], figures
+        hosts.close()
+
+    asyncio.run(run())
+
+
+def test_a_host_that_is_not_ready_in_time_is_ended(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(PLUGIN))
+    _, manifest = bucket.publish(REVISION_1, {"load": 60.0})
+
+    async def run() -> None:
+        hosts, arenas = Hosts("Test"), Arenas(2, 1000)
+        arena, payload = arenas.acquire(manifest), Artifacts(bucket.store, tmp_path / "cache").payload(manifest)
+        before = children()
+        with pytest.raises(HostFailed, match="not ready within 1 s") as failed:
+            await hosts.start(manifest, payload, arena.memory, 2, 1.0)
+        assert (failed.value.reason, failed.value.refused) == ("PrepareTimeout", False)
+        assert children() == before
+        payload.close()
+        arenas.release(arena)
+
+    asyncio.run(run())
+
+
+def test_a_runtime_that_does_not_exist_is_named_with_those_that_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.fspath(PLUGIN))
+    with pytest.raises(HostFailed, match="'Nothing' is not in this image: it has ONNXRuntime, Test"):
+        asyncio.run(Hosts("Nothing").describe())
