@@ -1,0 +1,125 @@
+"""The demo's model, on files of this Python installation: what each precision does to its answers."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+import sysconfig
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from trtmodel_contract.gate import GateFigures, Task, Thresholds, Verdict, judge
+from trtmodel_contract.identity import EngineSettings, KeepPrecision, Profile, ShapeRange
+from trtmodel_contract.jobs import DataSet
+from trtmodel_worker.builder import gate
+from trtmodel_worker.builder.dataset import DataSetFile
+from trtmodel_worker.engines.base import Lane
+from trtmodel_worker.engines.building import CalibrationData
+from trtmodel_worker.engines.registry import builder, runtime
+
+pytestmark = pytest.mark.slow
+
+TYPES = {".py": "python", ".pyc": "pythonbytecode", ".so": "elf", ".json": "json", ".txt": "txt", ".h": "c"}
+PROFILES = (Profile({"bytes": ShapeRange((1, 2048), (8, 2048), (8, 2048))}),)
+SAMPLES, CALIBRATION = 240, 32
+LIMITS = Thresholds(top1_delta=0.03)
+
+
+@dataclass(frozen=True)
+class Magika:
+    source: Path
+    x: np.ndarray
+    folder: Path
+
+
+@pytest.fixture(scope="module")
+def magika(tmp_path_factory: pytest.TempPathFactory) -> Magika:
+    spec = importlib.util.find_spec("magika")
+    assert spec is not None
+    assert spec.origin is not None
+    source = Path(spec.origin).parent / "models/standard_v3_3/model.onnx"
+    labels = json.loads((source.parent / "config.min.json").read_text())["target_labels_space"]
+    sys.path.append(str(Path(__file__).parents[3] / "examples/magika"))
+    from data import features
+
+    rows, numbers = [], []
+    for suffix, label in TYPES.items():
+        paths = [
+            p for root in ("stdlib", "include", "purelib") for p in Path(sysconfig.get_path(root)).rglob(f"*{suffix}")
+        ]
+        fit = [p for p in sorted(set(paths)) if 100 < p.stat().st_size < 1 << 22]
+        chosen = fit[:: max(1, len(fit) // 60)][:60]
+        rows += [features(path) for path in chosen]
+        numbers += [labels.index(label)] * len(chosen)
+    order = np.random.default_rng(0).permutation(len(rows))
+    x, y = np.array(rows, np.int32)[order], np.array(numbers, np.int64)[order]
+    folder = tmp_path_factory.mktemp("magika")
+    np.savez(folder / "eval.npz", bytes=x[CALIBRATION:], labels=y[CALIBRATION:])
+    return Magika(source, x, folder)
+
+
+def lane(magika: Magika, **settings: Any) -> Lane:
+    calibration = None
+    if settings["precision"] == "INT8":
+        batches = ({"bytes": magika.x[i : i + 4]} for i in range(0, CALIBRATION, 4))
+        calibration = CalibrationData(batches, settings.pop("method"), True)
+    plan = magika.folder / "plan"
+    builder("ONNXRuntime").build(magika.source, EngineSettings("ONNXRuntime", **settings), calibration, plan)
+    return runtime("ONNXRuntime").load(memoryview(plan.read_bytes()), PROFILES, 64).create_lane()
+
+
+def figures(magika: Magika, candidate: Lane) -> GateFigures:
+    graph = builder("ONNXRuntime").inspect(magika.source)
+    data = DataSetFile(magika.folder / "eval.npz", "eval.npz", graph.inputs, PROFILES)
+    asked = DataSet("eval.npz", SAMPLES, "0" * 64)
+    reference = gate.Reference(magika.source, 1)
+    return gate.measure(reference, candidate, graph, PROFILES, data, asked, Task.CLASSIFICATION)
+
+
+def test_the_optimised_graph_answers_as_the_original(magika: Magika) -> None:
+    found = figures(magika, lane(magika, precision="FP32"))
+    assert found.samples == SAMPLES
+    assert found.top1 is not None
+    assert found.top1.disagreements == 0
+    assert found.top1.reference_right is not None
+    assert found.top1.reference_right > 0.8 * SAMPLES
+    assert judge(found, LIMITS).verdict is Verdict.PASS
+
+
+@pytest.mark.parametrize("method", ["Entropy", "MinMax"])
+def test_int8_keeps_the_answers_and_is_much_faster(magika: Magika, method: str) -> None:
+    candidate, original = lane(magika, precision="INT8", method=method), lane(magika, precision="FP32")
+    found = figures(magika, candidate)
+    verdict = judge(found, LIMITS)
+    assert verdict.verdict is Verdict.PASS, verdict.sentence
+    assert found.top1 is not None
+    assert found.top1.disagreements <= 0.02 * SAMPLES
+    spent = {name: [_cpu_seconds(each, magika) for _ in range(8)] for name, each in _both(candidate, original)}
+    assert min(spent["original"]) > 1.6 * min(spent["candidate"])
+
+
+def test_A05_half_precision_overflows_in_its_layer_norm_and_fails_the_gate(magika: Magika) -> None:
+    verdict = judge(figures(magika, lane(magika, precision="FP16")), LIMITS)
+    assert verdict.verdict is Verdict.FAIL
+
+
+def test_half_precision_passes_with_the_layer_norm_kept(magika: Magika) -> None:
+    kept = lane(magika, precision="FP16", keep_precision=KeepPrecision(("LayerNorm",)))
+    verdict = judge(figures(magika, kept), LIMITS)
+    assert verdict.verdict is Verdict.PASS, verdict.sentence
+
+
+def _both(candidate: Lane, original: Lane) -> list[tuple[str, Lane]]:
+    return [("candidate", candidate), ("original", original)]
+
+
+def _cpu_seconds(each: Lane, magika: Magika) -> float:
+    """Processor time of this process: other load on the machine does not count. One thread, since lanes were 64."""
+    started = time.process_time()
+    each.run({"bytes": magika.x[:8]}, lambda _name, dtype, shape: np.empty(shape, dtype))
+    return time.process_time() - started
