@@ -14,7 +14,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from trtmodel_contract.control import EngineState
+from trtmodel_contract.control import EngineState, Role
 from trtmodel_contract.gate import Verdict
 
 from trtmodel_operator import facts, manifests, reasons, targets
@@ -201,7 +201,8 @@ def _degraded(seen: Observed, decision: Decision) -> Condition:
         for engine in report.engines if report else ():
             if engine.state in (EngineState.DOWN, EngineState.FAILED):
                 why = engine.message or engine.reason or engine.state.value
-                reason = reasons.HOST_DOWN if engine.role.value != "Standby" else reasons.STANDBY_MISSING
+                failed = engine.reason if engine.state is EngineState.FAILED else ""  # AccessDenied and the like
+                reason = reasons.STANDBY_MISSING if engine.role is Role.STANDBY else failed or reasons.HOST_DOWN
                 return Condition(DEGRADED, "True", reason, f"{engine.role.value} engine of {worker.pod}: {why}")
     if len(serving) < wanted:
         message = f"{len(serving)} of {wanted} workers serve"

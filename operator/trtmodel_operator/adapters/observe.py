@@ -152,9 +152,10 @@ def _job(job: Json, pods: Sequence[Json]) -> ObservedJob | None:
 
 def _foreseen(pod: Json) -> JobState:
     """What the Job controller will say, a second or three later, of a Job whose newest pod ended with its result."""
-    if (pod.get("status") or {}).get("phase") == "Succeeded":
-        return JobState.COMPLETE
     exits = [((s.get("state") or {}).get("terminated") or {}).get("exitCode") for s in _container_states(pod)]
+    # Not the phase, which follows the containers a moment later.
+    if all(code == 0 for code in exits):
+        return JobState.COMPLETE
     return JobState.FAILED if any(code in FINAL_JOB_EXITS for code in exits) else JobState.RUNNING
 
 

@@ -162,6 +162,8 @@ def test_of_several_tries_the_newest_message_counts() -> None:
 def test_a_pod_that_ended_with_its_result_ends_the_job_before_the_job_controller_says_so() -> None:
     done = the_job(job_pod("p", phase="Succeeded", **terminated(0, "Completed", message(Reason.DONE))), active=1)
     assert (done.state, done.trouble) == (JobState.COMPLETE, "")
+    phase_lags = the_job(job_pod("p", phase="Running", **terminated(0, "Completed", message(Reason.DONE))), active=1)
+    assert (phase_lags.state, phase_lags.trouble) == (JobState.COMPLETE, "")
     refused = the_job(job_pod("p", phase="Failed", **terminated(42, message=message(Reason.GATE_FAILED))), active=1)
     assert (refused.state, refused.trouble) == (JobState.FAILED, "")
     silent = the_job(job_pod("p", phase="Succeeded", **terminated(0, "Completed")), active=1)
