@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
@@ -82,7 +82,7 @@ class Endpoints:
             ready = self._is_ready()
             self._say(request, 200 if ready else 503, {"ready": ready})
         elif path.action == "server":
-            document = {"name": "trtmodel", "version": version("trtmodel"), "extensions": ["binary_tensor_data"]}
+            document = {"name": "trtmodel", "version": _version(), "extensions": ["binary_tensor_data"]}
             self._say(request, 200, document)
         else:
             self._about_model(request, path)
@@ -203,6 +203,13 @@ class Endpoints:
 
     def _count(self, status: int) -> None:
         self.unrouted[status] = self.unrouted.get(status, 0) + 1
+
+
+def _version() -> str:
+    try:
+        return version("trtmodel")
+    except PackageNotFoundError:  # the image has the sources only
+        return "unknown"
 
 
 def _tensor(spec: TensorSpec) -> dict[str, Any]:
