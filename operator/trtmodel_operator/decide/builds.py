@@ -115,9 +115,10 @@ def build(turn: Turn) -> Outcome | None:
     """Every target has an engine of the revision, with figures of this data set: found in the bucket, or built."""
     if not _in_the_making(turn):
         return None
+    resolved = jobs.known(turn)
     for target in turn.spec.targets:
-        if _built(turn, target) is None:
-            return _build(turn, target)
+        if resolved is not None and _built(turn, target) is None:
+            return _build(turn, target, resolved)
     return None
 
 
@@ -144,11 +145,8 @@ def gate(turn: Turn) -> Outcome | None:
 
 def wanted_revision(turn: Turn) -> str:
     """The revision that today's spec means; '' while that is not known."""
-    resolved, stable = turn.memory.resolved, turn.memory.stable_resolved
-    if turn.seen.spec is None or not jobs.image(turn):
-        return ""
-    key = jobs.resolve_key(turn)
-    return next((r.revision for r in (resolved, stable) if r is not None and r.key == key), "")
+    resolved = jobs.known(turn)
+    return resolved.revision if resolved else ""
 
 
 def revision_in_the_making(turn: Turn) -> str:
@@ -162,8 +160,9 @@ def unwanted_jobs(turn: Turn) -> list[DeleteJob]:
     if turn.seen.spec is None or turn.spec.rollout.paused or not jobs.image(turn):
         return []
     wanted = {jobs.resolve_name(turn)}
-    if wanted_revision(turn):
-        wanted |= {jobs.build_name(turn, t) for t in turn.spec.targets} if _in_the_making(turn) else set()
+    resolved = jobs.known(turn)
+    if resolved is not None:
+        wanted |= {jobs.build_name(turn, t, resolved) for t in turn.spec.targets} if _in_the_making(turn) else set()
     else:
         wanted |= {j.name for j in turn.seen.jobs if j.kind is JobKind.BUILD}
     running = [j for j in turn.seen.jobs if j.state is JobState.RUNNING]
@@ -184,7 +183,7 @@ def renewal(turn: Turn) -> float | None:
 
 def gate_key(turn: Turn) -> str:
     """What figures must have been measured with to count today."""
-    resolved, verify = turn.memory.resolved, turn.spec.verify
+    resolved, verify = jobs.known(turn), turn.spec.verify
     return short_hash(resolved.dataset_digest if resolved else "", verify.task.value, str(verify.samples))
 
 
@@ -249,10 +248,10 @@ def _built(turn: Turn, target: Target) -> list[FoundArtifact] | None:
     return [b.artifact for b in found] or None
 
 
-def _build(turn: Turn, target: Target) -> Outcome:
-    revision = wanted_revision(turn)
-    work = jobs.Work(jobs.build_name(turn, target), JobKind.BUILD, target, jobs.build_task(turn), Stage.BUILDING)
-    done = jobs.done(turn, work, f"{revision} is being built and gated for target {target.name}")
+def _build(turn: Turn, target: Target, resolved: Resolved) -> Outcome:
+    task = jobs.build_task(turn, resolved)
+    work = jobs.Work(jobs.build_name(turn, target, resolved), JobKind.BUILD, target, task, Stage.BUILDING)
+    done = jobs.done(turn, work, f"{resolved.revision} is being built and gated for target {target.name}")
     if isinstance(done, Outcome):
         return done
     reason, message = jobs.why(done)

@@ -14,7 +14,17 @@ from trtmodel_contract.jobs import BuildTask, CalibrationRequest, DataSet, Reaso
 
 from trtmodel_operator import reasons
 from trtmodel_operator.decide.turn import LATER, Outcome, Turn
-from trtmodel_operator.model import CreateJob, Failure, JobKind, JobState, ObservedJob, Situation, Stage, Target
+from trtmodel_operator.model import (
+    CreateJob,
+    Failure,
+    JobKind,
+    JobState,
+    ObservedJob,
+    Resolved,
+    Situation,
+    Stage,
+    Target,
+)
 
 _WAYS_OUT = {
     "OOMKilled": "raise spec.build.resources.limits.memory",
@@ -95,8 +105,8 @@ def resolve_name(turn: Turn) -> str:
     return f"{turn.seen.model.name}-resolve-{resolve_key(turn)}"
 
 
-def build_name(turn: Turn, target: Target) -> str:
-    task = canonical(encode(build_task(turn))).decode()
+def build_name(turn: Turn, target: Target, resolved: Resolved) -> str:
+    task = canonical(encode(build_task(turn, resolved))).decode()
     memory = turn.memory
     again = (str(memory.attempt), str(memory.resolve_counter))
     return f"{turn.seen.model.name}-build-{short_hash(task, target.name, image(turn), *again)}"
@@ -139,9 +149,17 @@ def resolve_task(turn: Turn) -> ResolveTask:
     )
 
 
-def build_task(turn: Turn) -> BuildTask:
-    spec, resolved = turn.spec, turn.memory.resolved
-    assert resolved is not None
+def known(turn: Turn) -> Resolved | None:
+    """What today's spec was resolved to, lately or when stable was promoted; None while that is not known."""
+    if turn.seen.spec is None or not image(turn):
+        return None
+    key = resolve_key(turn)
+    remembered = (turn.memory.resolved, turn.memory.stable_resolved)
+    return next((r for r in remembered if r is not None and r.key == key), None)
+
+
+def build_task(turn: Turn, resolved: Resolved) -> BuildTask:
+    spec = turn.spec
     return BuildTask(
         model=turn.seen.model,
         source_uri=spec.source_uri,

@@ -115,7 +115,8 @@ def deadline_passed(turn: Turn) -> Outcome | None:
     if word != memory.waiting:
         turn.remember(waiting=word, waited=0.0, waited_at=now if word else 0.0)
         return None
-    every, looks = interval(spec), memory.step is not None and memory.step.seen_at > 0
+    every = interval(spec)
+    looks = memory.step is not None and memory.step.seen_at > 0 and bool(facts.present(turn.seen))
     if word and not looks and memory.waited < deadline and not 0 <= now - memory.waited_at < every:
         counted = watched(now, memory.waited_at, every) or 0.0
         turn.remember(waited=memory.waited + counted, waited_at=now)

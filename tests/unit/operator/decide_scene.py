@@ -211,6 +211,17 @@ def obey(seen: Scene, decision: Decision, seconds: float = 2.0, loading: Iterabl
     return seen
 
 
+def made_up(seen: Scene) -> Scene:
+    """The Deployment's controller has replaced the pods that are missing."""
+    seen = replace(seen, workers=tuple(w for w in seen.workers if not w.terminating))
+    for workload in seen.workloads:
+        for pointer in seen.pointers:
+            missing = workload.replicas - len(seen.workers) if pointer.name == workload.name and pointer.stable else 0
+            fresh = [booted(f"x{int(seen.now)}-{i}", pointer) for i in range(missing)]
+            seen = replace(seen, workers=(*seen.workers, *fresh))
+    return seen
+
+
 def _apply_pointer(seen: Scene, action: ApplyPointer) -> Scene:
     assert seen.spec is not None
     pointer = ObservedPointer(
@@ -231,8 +242,8 @@ def _apply_workload(seen: Scene, action: ApplyWorkload) -> Scene:
         action.name, action.target.name, action.platform.hash, action.replicas, 0, fingerprint, action.platform.image
     )
     workers = list(seen.workers)[: action.replicas]
-    pointer = next(p for p in seen.pointers if p.name == action.name)
-    while len(workers) < action.replicas:
+    pointer = next((p for p in seen.pointers if p.name == action.name), None)
+    while pointer is not None and len(workers) < action.replicas:
         workers.append(booted(f"w{len(workers)}", pointer))
     return replace(
         seen,

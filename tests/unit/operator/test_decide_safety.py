@@ -335,6 +335,15 @@ def test_the_deadline_starts_anew_with_every_step() -> None:
     assert decide(seen).memory.waited == 0
 
 
+def test_a_canary_whose_workers_are_all_gone_goes_back_at_the_deadline() -> None:
+    seen = canary(serving(A))
+    for worker in seen.workers:
+        seen = without(seen, worker.uid)
+    _, decision = waits(seen, 600)
+    assert decision.memory.candidate is None
+    assert decision.memory.rejected[0].reason == "ProgressDeadlineExceeded"
+
+
 def test_at_zero_replicas_no_deadline_runs() -> None:
     seen = edited(canary(serving(A)), serving__replicas=0)
     seen = obey(seen, decide(seen))
