@@ -7,11 +7,16 @@ import threading
 from pathlib import Path
 
 import boto3
+import numpy as np
+import onnx_models as models
 import pytest
 from boto3.s3.transfer import TransferConfig
+from job_harness import Jobs, profiles
 from storage_servers import ACCESS, SECRET, Gateway
 from test_artifacts import KEY, REVISION, manifest
-from trtmodel_contract.jobs import Reason
+from trtmodel_contract.gate import Task
+from trtmodel_contract.identity import EngineSettings
+from trtmodel_contract.jobs import DataSet, Reason
 from trtmodel_worker.storage import ArtifactStore, NotFound, StorageError, fetch_uri
 
 pytestmark = pytest.mark.e2e
@@ -106,3 +111,32 @@ def test_an_artifact_round_trips_and_the_first_commit_wins(gateway: Gateway, cre
     assert store.find(REVISION, KEY)[0] == found[0]  # type: ignore[index]
     with pytest.raises(NotFound):
         store.get_manifest("f" * 64)
+
+
+def test_jobs_resolve_build_and_reuse_over_s3(gateway: Gateway, credentials: Path, tmp_path: Path) -> None:
+    client = _client(gateway)
+    x = np.random.default_rng(0).normal(size=(700, 8)).astype(np.float32)
+    models.linear(tmp_path / "model.onnx")
+    np.savez(tmp_path / "eval.npz", x=x)
+    client.upload_file(str(tmp_path / "model.onnx"), "models", "linear/model.onnx")  # type: ignore[attr-defined]
+    client.upload_file(str(tmp_path / "eval.npz"), "models", "linear/eval.npz")  # type: ignore[attr-defined]
+    jobs = Jobs(
+        tmp_path,
+        "s3://models/linear/model.onnx",
+        EngineSettings("ONNXRuntime", profiles=profiles("x", 8)),
+        DataSet("s3://models/linear/eval.npz", 700),
+        Task.CLASSIFICATION,
+        endpoint=gateway.endpoint,
+    )
+    variables = {"TRTMODEL_CREDENTIALS_DIR": str(credentials)}
+    code, first = jobs.build(**variables)
+    assert code == 0, first.message
+    code, second = jobs.build(**variables)
+    assert code == 0
+    assert first.build is not None
+    assert second.build is not None
+    assert (first.build.reused, second.build.reused) == (False, True)
+    assert first.build.artifact == second.build.artifact
+    (credentials / "AWS_SECRET_ACCESS_KEY").write_text("wrong")
+    code, denied = jobs.resolve(**variables)
+    assert (code, denied.reason) == (42, Reason.ACCESS_DENIED)

@@ -64,7 +64,11 @@ def _run(kind: str) -> tuple[JobResult, JobExit]:
 
     try:
         result = _resolve() if kind == "resolve" else _build()
-    except (Rejected, StorageError) as e:
+    except Rejected as e:
+        result = JobResult(e.reason, e.message)
+        if e.reason is Reason.INTERNAL:  # operator and image do not fit each other: no retry helps
+            return result, JobExit.REJECTED
+    except StorageError as e:
         result = JobResult(e.reason, e.message)
     except StageDied as e:
         result = JobResult(Reason.BUILD_FAILED, str(e))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,10 +94,9 @@ class ArtifactStore:
         return Blob(digest, size)
 
     def put_bytes(self, data: bytes) -> Blob:
-        with tempfile.NamedTemporaryFile() as f:
-            f.write(data)
-            f.flush()
-            return self.put_file(Path(f.name))
+        digest = sha256_hex(data)
+        self._store.put(storelayout.blob_key(self._root, digest), data)
+        return Blob(digest, len(data))
 
     def commit(self, manifest: Manifest) -> tuple[str, Manifest]:
         """Publish: the blob first, then the commit marker. If somebody committed this number first, theirs is
@@ -124,10 +122,7 @@ class ArtifactStore:
         key = storelayout.gate_key(
             self._root, figures.manifest_digest, figures.dataset_digest, figures.task.value, samples, GATE_VERSION
         )
-        with tempfile.NamedTemporaryFile() as f:
-            f.write(dumps(figures))
-            f.flush()
-            self._store.put(key, Path(f.name))
+        self._store.put(key, dumps(figures))
 
     def _read(self, key: str) -> bytes:
         chunks, size = [], 0

@@ -34,8 +34,8 @@ class ObjectStore(Protocol):
 
     def list(self, prefix: str) -> Iterator[str]: ...
 
-    def put(self, key: str, path: Path) -> None:
-        """Write a file; what was there is replaced in one step."""
+    def put(self, key: str, content: Path | bytes) -> None:
+        """Write a file or bytes; what was there is replaced in one step."""
         ...
 
     def put_new(self, key: str, data: bytes) -> bool:
@@ -68,8 +68,9 @@ class DirectoryStore:
         except OSError as e:
             raise from_exception(e, self.where(prefix)) from e
 
-    def put(self, key: str, path: Path) -> None:
-        with self._written(key, path.read_bytes()) as temporary:
+    def put(self, key: str, content: Path | bytes) -> None:
+        data = content if isinstance(content, bytes) else content.read_bytes()
+        with self._written(key, data) as temporary:
             temporary.replace(self._root / key)
 
     def put_new(self, key: str, data: bytes) -> bool:
@@ -153,14 +154,16 @@ class S3Store:
                 for item in page.get("Contents", ()):
                     yield item["Key"]
 
-    def put(self, key: str, path: Path) -> None:
+    def put(self, key: str, content: Path | bytes) -> None:
         with self._mapped(key):
             client = self._client.get()
-            if path.stat().st_size < MULTIPART_BYTES:
-                with path.open("rb") as f:
+            if isinstance(content, bytes):
+                client.put_object(Bucket=self._bucket, Key=key, Body=content)
+            elif content.stat().st_size < MULTIPART_BYTES:
+                with content.open("rb") as f:
                     client.put_object(Bucket=self._bucket, Key=key, Body=f)
             else:
-                client.upload_file(str(path), self._bucket, key)
+                client.upload_file(str(content), self._bucket, key)
 
     def put_new(self, key: str, data: bytes) -> bool:
         from botocore.exceptions import ClientError

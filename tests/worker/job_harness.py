@@ -31,21 +31,22 @@ class Jobs:
     thresholds: Thresholds = dataclasses.field(default_factory=Thresholds)
     calibration: CalibrationRequest | None = None
     pin: str = ""
+    endpoint: str = ""
     runs: int = 0
 
     @property
     def storage(self) -> Storage:
-        return Storage("engines", endpoint=f"file://{self.folder / 'bucket'}")
+        return Storage("engines", endpoint=self.endpoint or f"file://{self.folder / 'bucket'}")
 
     @property
     def bucket(self) -> Path:
         return self.folder / "bucket/engines/trtmodel/ml"
 
-    def resolve(self) -> tuple[int, JobResult]:
+    def resolve(self, **environment: str) -> tuple[int, JobResult]:
         task = ResolveTask(
             MODEL, self.source, self.pin, self.storage, self.engine, self.calibration, self.dataset, self.task
         )
-        return self.run("resolve", task)
+        return self.run("resolve", task, **environment)
 
     def build_task(self, resolved: ResolveResult) -> BuildTask:
         calibration = self.calibration
@@ -65,13 +66,13 @@ class Jobs:
             self.thresholds,
         )
 
-    def build(self, resolved: ResolveResult | None = None) -> tuple[int, JobResult]:
+    def build(self, resolved: ResolveResult | None = None, **environment: str) -> tuple[int, JobResult]:
         if resolved is None:
-            code, result = self.resolve()
+            code, result = self.resolve(**environment)
             assert code == 0, result.message
             assert result.resolve is not None
             resolved = result.resolve
-        return self.run("build", self.build_task(resolved))
+        return self.run("build", self.build_task(resolved), **environment)
 
     def run(self, kind: str, task: Any, **environment: str) -> tuple[int, JobResult]:
         self.runs += 1
