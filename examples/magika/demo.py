@@ -62,6 +62,9 @@ class Demo:
             self._watch.close()
             self._lines.close()
 
+    def stop_traffic(self) -> None:
+        self._traffic.stop()
+
     def total(self) -> Summary:
         return self._traffic.summary(float("-inf"), float("inf"))
 
@@ -256,6 +259,7 @@ def _tell_requests(demo: Demo) -> bool:
     """Whether none failed, between the rollouts neither."""
     try:
         total, failures = demo.total(), demo.failures()
+        demo.stop_traffic()
     except DemoError as e:
         say(f"the traffic cannot be asked any more: {e}")
         return False

@@ -56,6 +56,10 @@ class Traffic:
         found: list[dict[str, Any]] = self._ask("/failures")
         return found
 
+    def stop(self) -> None:
+        """No more traffic, and its figures are gone."""
+        self._kubectl.run("delete", "pod", "load", "-n", self._namespace, "--ignore-not-found", "--timeout=30s")
+
     def wait(self, what: str, seconds: float, done: Callable[[float], bool]) -> None:
         """Until `done(now)` is true, asked once a second: the figures come by the second."""
         deadline = time.monotonic() + seconds
