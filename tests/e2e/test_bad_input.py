@@ -234,6 +234,37 @@ def test_the_stable_engine_goes_on_serving(steady: World, endpoint: str, case: C
     assert revision(steady.wait_condition(STEADY, "Ready", "True", "Serving", 60), "stable") == stable
 
 
+def test_a_job_without_a_node_goes_on_when_the_selector_is_corrected(applied: World) -> None:
+    """As the message says; nobody has to delete the Job that waits, or to ask for another try."""
+    name = "job-without-a-node"
+    applied.wait_condition(name, "Progressing", "False", "Unschedulable", FAILED_SECONDS)
+    waits = applied.jobs(name)
+    applied.kubectl("patch", "trtmodel", name, "--type=merge", "-p", '{"spec": {"build": {"nodeSelector": null}}}')
+    applied.wait_ready(name, 60)
+    assert not waits.keys() & applied.jobs(name).keys()
+
+
+def test_wrong_credentials_are_told_and_corrected_ones_are_used(applied: World) -> None:
+    name = "access-denied"
+    applied.wait_condition(name, "Stalled", "True", "AccessDenied", FAILED_SECONDS)
+    applied.patch(name, {"storage": {"credentialsSecret": models.SECRET}})
+    applied.wait_ready(name, 60)
+
+
+def test_credentials_that_stop_to_work_are_told_and_workers_that_have_their_engine_serve_on(
+    steady: World, endpoint: str
+) -> None:
+    stable = revision(steady.model(STEADY), "stable")
+    steady.patch(STEADY, {"storage": {"credentialsSecret": "s3-wrong"}})
+    found = steady.wait_condition(STEADY, "Degraded", "True", "AccessDenied", 60)
+    assert "correct the Secret that spec.storage names" in condition(found, "Degraded")["message"]
+    assert condition(found, "Available")["status"] == "True"
+    assert answering(steady, STEADY) == stable
+    until("there is a warning", 10, lambda: ("Warning", "AccessDenied") in {e[:2] for e in steady.events(STEADY)})
+    steady.patch(STEADY, {"storage": {"credentialsSecret": models.SECRET}})
+    assert revision(steady.wait_condition(STEADY, "Ready", "True", "Serving", 60), "stable") == stable
+
+
 def test_s3_goes_away_and_comes_back(applied: World, cluster: Cluster) -> None:
     """A model that begins while S3 is down, serves on when it is down again, and goes on when a person says retry."""
     world, name = applied, "sees-s3-go"

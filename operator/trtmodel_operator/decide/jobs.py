@@ -102,14 +102,22 @@ def _sentence(text: str) -> str:
 
 
 def resolve_name(turn: Turn) -> str:
-    return f"{turn.seen.model.name}-resolve-{resolve_key(turn)}"
+    return f"{turn.seen.model.name}-resolve-{short_hash(resolve_key(turn), _pod(turn))}"
 
 
 def build_name(turn: Turn, target: Target, resolved: Resolved) -> str:
     task = canonical(encode(build_task(turn, resolved))).decode()
     memory = turn.memory
     again = (str(memory.attempt), str(memory.resolve_counter))
-    return f"{turn.seen.model.name}-build-{short_hash(task, target.name, image(turn), *again)}"
+    return f"{turn.seen.model.name}-build-{short_hash(task, target.name, image(turn), _pod(turn), *again)}"
+
+
+def _pod(turn: Turn) -> str:
+    """What a Job's pod is made of beside its task. Part of its name, not of what was resolved: a Job that waits for a
+    node or failed for its credentials is replaced when those are corrected; one that answered is not asked again."""
+    spec = turn.spec
+    pod = [spec.serving.pod.get(name) for name in ("serviceAccountName", "imagePullSecrets")]
+    return canonical(encode([spec.build, spec.credentials_secret, pod])).decode()
 
 
 def image(turn: Turn) -> str:

@@ -98,11 +98,32 @@ def test_a_field_that_the_resolve_job_reads_asks_anew(changes: dict[str, object]
         {"rollout__paused": False},
         {"verify__thresholds": {"top1Delta": 0.5}},
         {"rollout__analysis": {"interval": "9s"}},
-        {"build__deadline": "2h"},
     ],
 )
 def test_scaling_steps_and_limits_never_resolve(changes: dict[str, object]) -> None:
     assert name_of(edited(new(), **changes)) == name_of(new())
+    assert not of(decide(edited(serving(), **changes)), CreateJob)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"build__deadline": "2h"},
+        {"build__nodeSelector": {"disk": "ssd"}},
+        {"build__resources": {"limits": {"memory": "8Gi"}}},
+        {"storage__credentialsSecret": "another"},
+    ],
+)
+def test_a_job_is_replaced_when_what_its_pod_is_made_of_is_corrected(changes: dict[str, object]) -> None:
+    """It may wait for a node or be short of memory. One that answered is not asked again."""
+    waits = obey(new(), decide(new()))
+    decision = decide(edited(waits, **changes))
+    assert of(decision, DeleteJob) == [DeleteJob(waits.jobs[0].name)]
+    assert one_job(decision).name != waits.jobs[0].name
+    failed = finished(waits, JobKind.RESOLVE, JobResult(Reason.ACCESS_DENIED, "the bucket refuses"))
+    told = obey(failed, decide(failed))
+    assert decide(told).situation.reason == "AccessDenied"
+    assert one_job(decide(edited(told, **changes))).name != waits.jobs[0].name
     assert not of(decide(edited(serving(), **changes)), CreateJob)
 
 
