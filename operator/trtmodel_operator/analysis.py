@@ -4,7 +4,7 @@
 
 Errors: the bounds of the difference of two independent proportions by Newcombe's hybrid score method (Statistics in
 Medicine 17, 1998, method 10), each one-sided. Pass if the upper bound at 95 % is below the limit (without an error
-0.1 % takes 2,706 requests, hence 3,000 as default). Fail if the lower bound is above it, at 99.75 %: there are many
+0.1 % takes 2,703 requests, hence 3,000 as default). Fail if the lower bound is above it, at 99.75 %: there are many
 looks, and at 95 % each, 4 to 7 % of candidates that are no worse than a baseline with 1 to 3 % of errors would fail.
 Else Inconclusive.
 

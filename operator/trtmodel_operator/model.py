@@ -174,8 +174,8 @@ class StepMemory:
     """The step in hand. An `index` equal to the number of steps is the last preparation, of all workers.
 
     `plan` is the hash of the steps: an edited plan starts again. `began_at` is when the step began. `told` are the
-    workers (short hashes of their uids) that were told to hold the candidate: whose death may be its doing. `members` is
-    the hash of those that were routed to it when `routed` became true: other members mean a new window.
+    workers (short hashes of their uids) that were told to hold the candidate: whose death may be its doing. `members`
+    is the hash of those that were routed to it when `routed` became true: other members mean a new window.
     `held` counts the seconds during which the operator watched all members serve the candidate; `seen_at` is the last
     look at the figures (0 = no worker was routed yet), whose `verdict`, `figures` (short) and `sentence` are kept, so
     that status changes with the looks and not with every pass. `fails` counts successive looks that failed for the
