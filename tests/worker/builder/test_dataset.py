@@ -99,6 +99,14 @@ def test_a_shape_outside_of_every_profile_is_refused(tmp_path: Path) -> None:
     assert "outside of every profile" in refused(tmp_path / "d.npz", tensor, profiles=(profile,), x=ramp(3))
 
 
+def test_of_several_profiles_only_those_count_that_allow_the_data(tmp_path: Path) -> None:
+    tensor = GraphTensor("x", "FP32", ("n", "length"))
+    short = Profile({"x": ShapeRange((1, 1), (1, 4), (4, 4))})
+    long = Profile({"x": ShapeRange((1, 5), (1, 8), (2, 8))})
+    data = opened(tmp_path / "d.npz", tensor, profiles=(long, short), x=ramp(3))
+    assert data.profiles == (short,)
+
+
 def test_pickled_objects_are_never_loaded(tmp_path: Path) -> None:
     np.savez(tmp_path / "d.npz", x=np.array([{"a": 1}], dtype=object))
     with pytest.raises(Rejected, match="no number"):

@@ -44,7 +44,7 @@ def measured(
     graph = builder("ONNXRuntime").inspect(source)
     data = DataSetFile(folder / "d.npz", "d.npz", graph.inputs, profiles("x", 8))
     lane = WrongLane(make(lambda x: reference.run({"x": x})["y"]))
-    found = gate.measure(reference, lane, graph, profiles("x", 8), data, DataSet("d.npz", samples, "0" * 64), task)
+    found = gate.measure(reference, lane, graph, data, DataSet("d.npz", samples, "0" * 64), task)
     assert set(lane.sizes) == {1, 4, 8}
     return found
 

@@ -78,7 +78,7 @@ def figures(magika: Magika, candidate: Lane) -> GateFigures:
     data = DataSetFile(magika.folder / "eval.npz", "eval.npz", graph.inputs, PROFILES)
     asked = DataSet("eval.npz", SAMPLES, "0" * 64)
     reference = gate.Reference(magika.source, 1)
-    return gate.measure(reference, candidate, graph, PROFILES, data, asked, Task.CLASSIFICATION)
+    return gate.measure(reference, candidate, graph, data, asked, Task.CLASSIFICATION)
 
 
 def test_the_optimised_graph_answers_as_the_original(magika: Magika) -> None:

@@ -66,6 +66,7 @@ def test_int8_quantises_convolutions_and_products_and_keeps_answers(tmp_path: Pa
     found = operators(tmp_path / "plan")
     assert found["QLinearConv"] == 1
     assert found["Conv"] == found["MatMul"] == found["Gemm"] == 0
+    assert found["Add"] == 1  # the bias of the Gemm, in float
     x = images(50)
     expected, answers = original(source, x=x), answer(tmp_path / "plan", x=x)
     assert np.corrcoef(expected.ravel(), answers.ravel())[0, 1] > 0.99

@@ -43,7 +43,10 @@ class Header:
 
 
 class DataSetFile:
-    """A local npz whose arrays fit `inputs`. Raises Rejected (DatasetInvalid) with the array and what is wrong."""
+    """A local npz whose arrays fit `inputs`. Raises Rejected (DatasetInvalid) with the array and what is wrong.
+
+    `profiles` are those of the engine that allow its shapes: its samples say nothing about the others.
+    """
 
     def __init__(self, path: Path, uri: str, inputs: Sequence[GraphTensor], profiles: tuple[Profile, ...]) -> None:
         self._path, self._uri, self._inputs = path, uri, inputs
@@ -52,7 +55,11 @@ class DataSetFile:
         self._labels = self._headers.get(LABELS) if LABELS not in names else None
         self._refuse_unknown(names)
         for tensor in inputs:
-            self._check(tensor, profiles)
+            self._check(tensor)
+        self.profiles = tuple(p for p in profiles if all(self._within(p, tensor.name) for tensor in inputs))
+        if profiles and not self.profiles:
+            shapes = ", ".join(f"{t.name!r} {list(self._headers[t.name].shape)}" for t in inputs)
+            raise self._invalid(f"its arrays are outside of every profile: {shapes}")
         counts = {h.member: h.shape[0] for h in self._headers.values() if h.shape}
         if len(set(counts.values())) > 1:
             listed = ", ".join(f"{name.removesuffix('.npy')} {n}" for name, n in counts.items())
@@ -123,7 +130,7 @@ class DataSetFile:
             what = f"it lacks {sorted(missing)}" if missing else f"it has unknown arrays {sorted(unknown)}"
             raise self._invalid(f"{what}: name the arrays like the inputs, {sorted(names)}, and '{LABELS}'")
 
-    def _check(self, tensor: GraphTensor, profiles: tuple[Profile, ...]) -> None:
+    def _check(self, tensor: GraphTensor) -> None:
         header = self._headers[tensor.name]
         wanted = DTYPES[tensor.datatype]
         if header.dtype.kind not in ("f" if wanted.kind == "f" else "b" if wanted.kind == "b" else "iu"):
@@ -135,13 +142,14 @@ class DataSetFile:
         if not fits:
             text = f"array {tensor.name!r} is of shape {list(header.shape)}, the input of {list(tensor.dims)}"
             raise self._invalid(f"{text} (samples first)")
-        ranges = [p.inputs[tensor.name] for p in profiles if tensor.name in p.inputs]
-        inside = [
-            all(low <= got <= high for low, got, high in zip(r.min[1:], header.shape[1:], r.max[1:], strict=True))
-            for r in ranges
-        ]
-        if ranges and not any(inside):
-            raise self._invalid(f"array {tensor.name!r} is of shape {list(header.shape)}, outside of every profile")
+
+    def _within(self, profile: Profile, name: str) -> bool:
+        """Whether the profile allows the array's shape, whatever the batch size."""
+        allowed = profile.inputs.get(name)
+        if allowed is None:
+            return True
+        shape = self._headers[name].shape[1:]
+        return all(low <= got <= high for low, got, high in zip(allowed.min[1:], shape, allowed.max[1:], strict=True))
 
     def _as(self, name: str, array: Array, dtype: np.dtype[Any]) -> Array:
         if array.dtype.kind in "iu" and dtype.kind in "iu" and array.size:

@@ -59,14 +59,13 @@ def measure(
     reference: Reference,
     lane: Lane,
     graph: Graph,
-    profiles: tuple[Profile, ...],
     data: DataSetFile,
     asked: DataSet,
     task: Task,
 ) -> GateFigures:
     """Figures without a manifest digest, which is not known before the engine is published. Raises Rejected,
     EngineError."""
-    rows, sizes = batch_sizes(graph, profiles)
+    rows, sizes = batch_sizes(graph, data.profiles)
     sums = {tensor.name: OutputSums() for tensor in graph.outputs}
     scores = scores_output(graph) if task is Task.CLASSIFICATION else ""
     top1 = Top1Counts(data.labelled)

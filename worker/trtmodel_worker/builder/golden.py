@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from trtmodel_contract.identity import Profile
 
 from trtmodel_worker.builder.dataset import DataSetFile
 from trtmodel_worker.builder.gate import batch_sizes
@@ -42,9 +41,9 @@ class GoldenSet:
         return buffer.getvalue()
 
 
-def record(graph: Graph, profiles: tuple[Profile, ...], data: DataSetFile, lanes: Sequence[Lane]) -> list[GoldenSet]:
+def record(graph: Graph, data: DataSetFile, lanes: Sequence[Lane]) -> list[GoldenSet]:
     """Run the first samples at the least and the best batch size on every lane."""
-    best, sizes = batch_sizes(graph, profiles)
+    best, sizes = batch_sizes(graph, data.profiles)
     found: list[GoldenSet] = []
     for rows in sorted({sizes[0], best}):
         inputs = data.head(rows)

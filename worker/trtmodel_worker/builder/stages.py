@@ -98,7 +98,7 @@ def build(request: Request) -> Answer:
     if request.calibration is not None and request.calibration_settings is not None:
         settings = request.calibration_settings
         data = request.calibration.open(request.graph, request.engine)
-        rows, _ = gate.batch_sizes(request.graph, request.engine.profiles, CALIBRATION_ROWS)
+        rows, _ = gate.batch_sizes(request.graph, data.profiles, CALIBRATION_ROWS)
         batches = calibration_batches(data, rows, settings.data.samples)
         calibration = CalibrationData(batches, settings.method, settings.per_channel)
     builder = registry.builder(request.engine.runtime)
@@ -111,19 +111,17 @@ def prove(request: Request) -> Answer:
     lanes = [engine.create_lane() for _ in range(LANES)]
     data = request.dataset.open(request.graph, request.engine)
     for lane in lanes:
-        for rows in gate.batch_sizes(request.graph, request.engine.profiles)[1]:
+        for rows in gate.batch_sizes(request.graph, data.profiles)[1]:
             golden.run(lane, data.head(rows))
     host_bytes = _peak_bytes()  # before the reference is loaded, which no worker does
     answers = []
-    for number, found in enumerate(golden.record(request.graph, request.engine.profiles, data, lanes)):
+    for number, found in enumerate(golden.record(request.graph, data, lanes)):
         file = f"golden-{number}.npz"
         (Path(request.folder) / file).write_bytes(found.encode(request.graph))
         answers.append(_golden_answer(request, file, found))
     started = time.monotonic()
     reference = gate.Reference(Path(request.source), cpu_quota())
-    figures = gate.measure(
-        reference, lanes[0], request.graph, request.engine.profiles, data, request.dataset.data, request.task
-    )
+    figures = gate.measure(reference, lanes[0], request.graph, data, request.dataset.data, request.task)
     seconds = time.monotonic() - started
     return Answer(figures=figures, gate_seconds=seconds, golden=tuple(answers), host_bytes=host_bytes)
 

@@ -119,7 +119,7 @@ class S3Client:
         config = Config(
             connect_timeout=CONNECT_TIMEOUT_SECONDS,
             read_timeout=READ_TIMEOUT_SECONDS,
-            retries={"mode": "standard", "max_attempts": 3},
+            retries={"mode": "standard", "total_max_attempts": 3},
             # Since boto3 1.36 the default sends trailing checksums, which S3-compatible stores refuse with 411.
             request_checksum_calculation="when_required",
             response_checksum_validation="when_required",
