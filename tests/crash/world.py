@@ -3,15 +3,17 @@
 Models: resourceVersion preconditions, a Deployment controller, Jobs that take time and end as the source that they read
 wants it, workers with the real fence rules, boot from the pointer, loading that takes time, routes, attempt counters by
 window, a candidate's time to live, container restarts. Does not model: Services, probes, signatures' validity, the
-kubelet's delays, two operators at once.
+kubelet's delays.
 """
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import dataclasses
 import datetime
 import json
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -122,13 +124,19 @@ class World:
         self.calls = 0
         self.done: list[str] = []
         self.crash_at: tuple[int, bool] | None = None  # call number, before (True) or after it was performed
+        self.interleave: random.Random | None = None  # for two operators at once
+        self.conflicts = 0
         self.most_on_candidate = 0
-        self.lost_requests = 0
         self._pods_made = 0
 
     # ------------------------------------------------------------------------------------------------------------
     # Ports
     # ------------------------------------------------------------------------------------------------------------
+
+    async def _turn(self) -> None:
+        """Lets another operator go first, a random number of times."""
+        for _ in range(self.interleave.randrange(4) if self.interleave else 0):
+            await asyncio.sleep(0)
 
     def _gate(self, what: str) -> bool:
         """Counts an effect. True if the process ends after it was performed. Of a pass's reads only the first counts:
@@ -148,6 +156,7 @@ class World:
             raise Crash
 
     async def get_model(self, key: Key) -> Json | None:
+        await self._turn()
         ends = self._gate("get_model")
         self._end(ends)
         return copy.deepcopy(self.model)
@@ -156,6 +165,7 @@ class World:
         return {KEY: str(self.model["metadata"]["resourceVersion"])}
 
     async def children(self, key: Key) -> Mapping[str, Sequence[Json]]:
+        await self._turn()
         found: dict[str, list[Json]] = {}
         for (kind, _), manifest in self.objects.items():
             found.setdefault(kind, []).append(manifest)
@@ -163,8 +173,10 @@ class World:
         return found
 
     async def write_memory(self, key: Key, resource_version: str, rollout: Json) -> str:
+        await self._turn()
         ends = self._gate("write_memory")
         if resource_version != self.model["metadata"]["resourceVersion"]:
+            self.conflicts += 1
             raise Conflict("modified")
         self.model.setdefault("status", {})["rollout"] = json.loads(json.dumps(rollout))
         self._written()
@@ -172,6 +184,7 @@ class World:
         return str(self.model["metadata"]["resourceVersion"])
 
     async def write_status(self, key: Key, status: Json) -> None:
+        await self._turn()
         ends = self._gate("write_status")
         kept = self.model.get("status", {}).get("rollout")
         self.model["status"] = json.loads(json.dumps(status)) | ({"rollout": kept} if kept is not None else {})
@@ -179,11 +192,13 @@ class World:
         self._end(ends)
 
     async def apply(self, manifest: Json) -> None:
+        await self._turn()
         ends = self._gate("apply")
         self.objects[manifest["kind"], manifest["metadata"]["name"]] = copy.deepcopy(manifest)
         self._end(ends)
 
     async def create_job(self, manifest: Json) -> None:
+        await self._turn()
         ends = self._gate("create_job")
         name = manifest["metadata"]["name"]
         if ("Job", name) not in self.objects:
@@ -196,20 +211,24 @@ class World:
         self._end(ends)
 
     async def delete_job(self, key: Key, name: str) -> None:
+        await self._turn()
         ends = self._gate("delete_job")
         self.objects.pop(("Job", name), None)
         self._end(ends)
 
     async def post_event(self, regarding: Json, reason: str, message: str, *, warning: bool) -> None:
+        await self._turn()
         ends = self._gate("post_event")
         self.events.append(reason)
         self._end(ends)
 
     async def report(self, ip: str, uid: str) -> Report:
+        await self._turn()
         worker = self._reach(uid)
         return self._report(worker)
 
     async def send(self, ip: str, uid: str, request: DesiredRequest) -> None:
+        await self._turn()
         ends = self._gate("send")
         worker = self._reach(uid)
         try:
@@ -262,7 +281,14 @@ class World:
         self._written()
 
     def kill_pod(self, uid: str) -> None:
+        """As kubectl delete pod does: its successor is another pod."""
         del self.workers[uid]
+
+    def kill_container(self, uid: str) -> None:
+        """The same pod starts again from nothing."""
+        old = self.workers[uid]
+        fresh = Worker(old.name, old.uid, old.target, self.time, restarts=old.restarts + 1, restarted_at=self.time)
+        self.workers[uid] = fresh
 
     def _written(self) -> None:
         meta = self.model["metadata"]
