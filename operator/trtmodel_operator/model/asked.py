@@ -1,0 +1,103 @@
+"""What the user asked for: .spec, parsed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from trtmodel_contract.gate import Task, Thresholds
+from trtmodel_contract.identity import EngineSettings, Storage
+
+
+@dataclass(frozen=True)
+class CalibrationSpec:
+    uri: str
+    samples: int
+    method: str
+    per_channel: bool
+
+
+@dataclass(frozen=True)
+class Target:
+    """A kind of node that the model must run on. `gpu` selects the label nvidia.com/gpu.product; '' = any node."""
+
+    name: str
+    gpu: str = ""
+    gpus: int = 0
+    node_selector: Mapping[str, str] = field(default_factory=dict)
+    tolerations: tuple[Mapping[str, object], ...] = ()
+
+
+@dataclass(frozen=True)
+class BuildSpec:
+    """`deadline` in seconds: of one Job, all its tries included."""
+
+    deadline: int
+    retries: int
+    node_selector: Mapping[str, str] = field(default_factory=dict)
+    tolerations: tuple[Mapping[str, object], ...] = ()
+    resources: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class VerifySpec:
+    task: Task
+    dataset_uri: str
+    samples: int
+    thresholds: Thresholds
+
+
+@dataclass(frozen=True)
+class ServingSpec:
+    """`request_timeout` and `health_interval` in seconds. `pod` is the closed list of pod settings, as written."""
+
+    replicas: int
+    image: str
+    contexts: int
+    request_timeout: float
+    health_interval: float
+    service_name: str
+    http_port: int
+    pod: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Step:
+    """`workers` is a number or a percentage as written ("50%"); `hold` in seconds of observed time."""
+
+    workers: int | str
+    hold: float
+
+
+@dataclass(frozen=True)
+class AnalysisSpec:
+    """`interval` in seconds: how often the figures are looked at."""
+
+    interval: float
+    min_requests: int
+    max_error_rate_increase: float
+    max_latency_ratio: float
+
+
+@dataclass(frozen=True)
+class RolloutSpec:
+    steps: tuple[Step, ...]
+    analysis: AnalysisSpec
+    progress_deadline: float
+    history_limit: int
+    paused: bool
+
+
+@dataclass(frozen=True)
+class Spec:
+    source_uri: str
+    source_pin: str
+    storage: Storage
+    credentials_secret: str
+    engine: EngineSettings
+    calibration: CalibrationSpec | None
+    targets: tuple[Target, ...]
+    build: BuildSpec
+    verify: VerifySpec
+    serving: ServingSpec
+    rollout: RolloutSpec

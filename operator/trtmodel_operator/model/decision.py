@@ -1,0 +1,130 @@
+"""What to remember, what to do then, and where the model stands."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from trtmodel_contract.control import Role
+from trtmodel_contract.jobs import BuildTask, ResolveTask
+
+from trtmodel_operator.model.asked import Target
+from trtmodel_operator.model.memory import Deployed, Memory, Platform
+from trtmodel_operator.model.observed import JobKind
+
+
+@dataclass(frozen=True)
+class CreateJob:
+    name: str
+    kind: JobKind
+    target: Target
+    task: ResolveTask | BuildTask
+    image: str
+
+
+@dataclass(frozen=True)
+class DeleteJob:
+    name: str
+
+
+@dataclass(frozen=True)
+class ApplyPointer:
+    """The boot pointer of one target's workload, and the public keys beside it."""
+
+    workload: str
+    target: str
+    sequence: int
+    stable: Deployed
+    standby: Deployed | None
+
+
+@dataclass(frozen=True)
+class ApplyWorkload:
+    """Deployment and Service of one target's workers."""
+
+    name: str
+    target: Target
+    platform: Platform
+    replicas: int
+
+
+@dataclass(frozen=True)
+class PlannedEngine:
+    role: Role
+    revision: str
+    manifest_digest: str
+
+
+@dataclass(frozen=True)
+class Signal:
+    """What one worker should hold and route. Signed and sent by the adapter."""
+
+    pod: str
+    uid: str
+    ip: str
+    engines: tuple[PlannedEngine, ...]
+    stable: str
+    candidate: str
+    weight: int
+    window: str
+
+
+Action = CreateJob | DeleteJob | ApplyPointer | ApplyWorkload | Signal
+
+
+class Stage(str, enum.Enum):
+    """Where a model stands. An output of decide for conditions to be made of; never stored, never read back."""
+
+    DELETING = "Deleting"
+    INVALID = "Invalid"
+    RESOLVING = "Resolving"
+    BUILDING = "Building"
+    GATE_FAILED = "GateFailed"
+    GATE_INCONCLUSIVE = "GateInconclusive"
+    REJECTED = "Rejected"
+    DEPLOYING = "Deploying"  # the first engine: no stable yet
+    PREPARING = "Preparing"
+    CANARY = "Canary"
+    PROMOTING = "Promoting"
+    SERVING = "Serving"
+    ROLLED_BACK = "RolledBack"
+    SCALED_TO_ZERO = "ScaledToZero"
+    PAUSED = "Paused"
+    STALLED = "Stalled"  # a Job failed for good, or a deadline passed
+
+
+@dataclass(frozen=True)
+class Situation:
+    """`reason` is a CamelCase constant, `message` a sentence with cause and way out, `summary` the CANARY column.
+    `stuck`: it waits for something that may never come, such as a node that a Job fits on."""
+
+    stage: Stage
+    reason: str
+    message: str
+    summary: str = ""
+    stuck: bool = False
+
+
+@dataclass(frozen=True)
+class Notice:
+    """Something that happened once, for an event: a command that was taken or not."""
+
+    reason: str
+    message: str
+    warning: bool = False
+
+
+@dataclass(frozen=True)
+class Decision:
+    """`rule` is the name of the rule that decided. `requeue` in seconds; None = only when something happens. `wanted`
+    is the revision that today's spec means, '' while that is not known; `gate` the key that figures of today's data
+    set carry (see Built)."""
+
+    rule: str
+    memory: Memory
+    actions: tuple[Action, ...]
+    situation: Situation
+    requeue: float | None = None
+    notices: tuple[Notice, ...] = ()
+    wanted: str = ""
+    gate: str = ""

@@ -1,0 +1,151 @@
+"""What cannot be observed again: .status.rollout."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trtmodel_contract.jobs import FoundArtifact
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """One engine of a revision on one target. `load_key` is the key's text, which is all that a boot pointer keeps of
+    it. `verdict_text` is the gate's sentence when it was accepted."""
+
+    target: str
+    load_key: str
+    manifest_digest: str
+    driver: str = ""
+    verdict_text: str = ""
+
+
+@dataclass(frozen=True)
+class Deployed:
+    """A revision with its engines: stable, candidate or standby."""
+
+    revision: str
+    artifacts: tuple[Artifact, ...]
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """What the resolve Job of `key` (a hash of the fields that it reads, and the counter) found out."""
+
+    key: str
+    source_sha256: str
+    revision: str
+    calibration_digest: str
+    dataset_digest: str
+
+
+@dataclass(frozen=True)
+class Built:
+    """An engine that exists in the bucket, with its gate figures. Judged anew with today's thresholds. `gate` is the
+    hash of the data set, task and number of samples that the figures were measured with."""
+
+    revision: str
+    target: str
+    artifact: FoundArtifact
+    gate: str
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A Job that ended for good. Kept, since the Job itself is collected after a day."""
+
+    job: str
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True)
+class StepMemory:
+    """The step in hand. An `index` equal to the number of steps is the last preparation, of all workers.
+
+    `plan` is the hash of the steps: an edited plan starts again. `began_at` is when the step began. `told` are the
+    workers (short hashes of their uids) that were told to hold the candidate: whose death may be its doing. `members`
+    is the hash of those that were routed to it when `routed` became true: other members mean a new window.
+    `held` counts the seconds during which the operator watched all members serve the candidate; `seen_at` is the last
+    look at the figures (0 = no worker was routed yet), whose `verdict`, `figures` (short) and `sentence` are kept, so
+    that status changes with the looks and not with every pass. `fails` counts successive looks that failed for the
+    latency (two are needed). `baseline` is the window before the rollout: what a fleet of one is compared with.
+    """
+
+    index: int
+    plan: str
+    began_at: float
+    told: tuple[str, ...] = ()
+    members: str = ""
+    routed: bool = False
+    held: float = 0.0
+    seen_at: float = 0.0
+    fails: int = 0
+    baseline: str = ""
+    verdict: str = ""
+    figures: str = ""
+    sentence: str = ""
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """A revision that is not tried again until the spec, or `key` (hash of verify and analysis), changes."""
+
+    revision: str
+    key: str
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Platform:
+    """Image and pod settings of the workers; `hash` names their Deployment."""
+
+    image: str
+    hash: str
+
+
+@dataclass(frozen=True)
+class HistoryEntry:
+    """One finished rollout, newest first in the history. `reason` is a constant, `message` a sentence."""
+
+    revision: str
+    outcome: str  # Promoted | RolledBack | GateFailed | Aborted | Superseded
+    reason: str
+    at: str  # RFC 3339, seconds
+    digests: tuple[str, ...] = ()
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Written to .status.rollout with a precondition before any effect. `sequence` rises with every change of what
+    workers should do (`plan` is the hash of it): together with the uid it is the fence.
+
+    `window` is the id under which workers count attempts now. `stable_resolved` is what `resolved` was when stable
+    was promoted: a spec that goes back to it needs no Job. `attempt` counts the retries that a person asked for,
+    `resolve_counter` the refreshes, `source_changes` the sources that changed under a build without one succeeding.
+    `waiting` is what the progress deadline counts for (another word starts the clock again), `waited` the observed
+    seconds of it, `waited_at` when it was looked at last. `command` is the text of the last one that was taken.
+    """
+
+    sequence: int = 0
+    plan: str = ""
+    stable: Deployed | None = None
+    candidate: Deployed | None = None
+    standby: Deployed | None = None
+    resolved: Resolved | None = None
+    stable_resolved: Resolved | None = None
+    resolve_counter: int = 0
+    source_changes: int = 0
+    attempt: int = 0
+    built: tuple[Built, ...] = ()
+    failure: Failure | None = None
+    step: StepMemory | None = None
+    rejected: tuple[Rejected, ...] = ()
+    platform: Platform | None = None
+    command: str = ""
+    window: str = ""
+    waiting: str = ""
+    waited: float = 0.0
+    waited_at: float = 0.0
+    history: tuple[HistoryEntry, ...] = ()

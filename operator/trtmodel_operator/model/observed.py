@@ -1,0 +1,123 @@
+"""What was seen in one pass."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from trtmodel_contract.control import Report
+from trtmodel_contract.identity import ModelRef
+from trtmodel_contract.jobs import JobResult
+
+from trtmodel_operator.model.asked import Spec
+from trtmodel_operator.model.memory import Deployed, Memory
+
+
+class JobKind(str, enum.Enum):
+    RESOLVE = "resolve"
+    BUILD = "build"
+
+
+class JobState(str, enum.Enum):
+    RUNNING = "Running"
+    COMPLETE = "Complete"
+    FAILED = "Failed"
+
+
+@dataclass(frozen=True)
+class ObservedJob:
+    """`result` is the newest termination message that could be read; `trouble` what the cluster says when there is
+    none, or while it runs: Unschedulable, ImagePullBackOff, OOMKilled, DeadlineExceeded ... with its message."""
+
+    name: str
+    kind: JobKind
+    target: str
+    state: JobState
+    result: JobResult | None = None
+    trouble: str = ""
+    message: str = ""
+    started_at: float | None = None
+
+
+@dataclass(frozen=True)
+class ObservedWorker:
+    """A worker pod that has not ended (an evicted one is no worker). `report` is None if it could not be asked; then
+    `silence` says why: it is unknown, not healthy. `restarts` of its container, `restarted_at` when the last one that
+    died ended (lastState.terminated.finishedAt); `trouble` as for jobs."""
+
+    pod: str
+    uid: str
+    ip: str
+    target: str
+    platform: str
+    ready: bool
+    terminating: bool
+    created_at: float
+    report: Report | None = None
+    silence: str = ""
+    restarts: int = 0
+    restarted_at: float | None = None
+    trouble: str = ""
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class ObservedWorkload:
+    """A worker Deployment. `fingerprint` is the hash that we left in an annotation when we applied it: another one
+    means that it must be applied again. `image` is that of its pods."""
+
+    name: str
+    target: str
+    platform: str
+    replicas: int
+    ready_replicas: int
+    fingerprint: str
+    image: str = ""
+    trouble: str = ""
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class ObservedPointer:
+    """A boot pointer as it lies in the cluster: `content` = hash of everything but the sequence and the signatures,
+    whose key ids are in `key_ids`. `stable` and `standby` are what it names (see manifests.read_pointer)."""
+
+    name: str
+    sequence: int
+    content: str
+    stable: Deployed | None = None
+    standby: Deployed | None = None
+    key_ids: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Command:
+    """`trtmodel.io/command: <verb>[@<revision>]#<nonce>`; `text` is the whole of it."""
+
+    verb: str
+    revision: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Observed:
+    """One pass's facts. `now` in seconds since the epoch. `spec` is None when it cannot be read: `spec_error`.
+    `key_ids` are the operator's public keys of today, `published_key_ids` those in the ConfigMap that workers mount
+    (None: not looked at)."""
+
+    now: float
+    model: ModelRef
+    generation: int
+    deleting: bool
+    spec: Spec | None
+    memory: Memory
+    spec_error: str = ""
+    command: Command | None = None
+    jobs: tuple[ObservedJob, ...] = ()
+    workloads: tuple[ObservedWorkload, ...] = ()
+    pointers: tuple[ObservedPointer, ...] = ()
+    workers: tuple[ObservedWorker, ...] = ()
+    default_image: str = ""
+    service_fingerprint: str = ""
+    key_ids: tuple[str, ...] = ()
+    published_key_ids: tuple[str, ...] | None = None
