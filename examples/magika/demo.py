@@ -31,7 +31,7 @@ ROLLOUT_SECONDS = 240.0
 BASELINE_SECONDS = 8.0  # of undisturbed traffic before each rollout
 TRAFFIC_SECONDS = 1200.0
 METRICS_PORT = 8082
-BEGAN = time.monotonic()
+BEGAN, EPOCH = time.monotonic(), time.time()
 
 
 def say(text: str) -> None:
@@ -70,7 +70,8 @@ class Demo:
 
     def failures(self) -> list[str]:
         return [
-            f"{f['failure']}: {f['detail']} (revision {f['revision'] or 'unknown'})" for f in self._traffic.failures()
+            f"[{f['due'] - EPOCH:5.0f} s] {f['failure']}: {f['detail']} (revision {f['revision'] or 'unknown'})"
+            for f in self._traffic.failures()
         ]
 
     def _first(self) -> None:

@@ -115,9 +115,10 @@ class Answer:
 
 
 class Connection:
-    """One kept-alive connection. Used by one request at a time."""
+    """One kept-alive connection. Used by one request at a time; `doing` says how far that is."""
 
     def __init__(self, host: str, port: int) -> None:
+        self.doing = ""
         self._host, self._port = host, port
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
@@ -125,8 +126,10 @@ class Connection:
 
     async def ask(self, request: bytes) -> Answer:
         """Raises Failure, OSError, or asyncio.IncompleteReadError when the connection broke."""
+        self.doing = "connecting"
         reader, writer = await self._ready()
         self._left -= 1
+        self.doing = "waiting for the answer"
         keep = False
         try:
             writer.write(request)
@@ -198,24 +201,27 @@ class Load:
             self._free.get_nowait().close()
 
     async def _one(self, request: bytes, label: int, due: float, due_epoch: float) -> None:
+        used: list[Connection] = []
         loop, revision, failure, detail = asyncio.get_running_loop(), "", "", ""
         self.statistics.sent(due_epoch)
         try:
-            revision = await asyncio.wait_for(self._attempt(request, label), due + TIMEOUT_SECONDS - loop.time())
+            revision = await asyncio.wait_for(self._attempt(request, label, used), due + TIMEOUT_SECONDS - loop.time())
         except Failure as e:
             failure, detail = e.args
         except asyncio.IncompleteReadError as e:
             failure, detail = "reset", f"the connection ended after {len(e.partial)} bytes of the answer"
         except (TimeoutError, asyncio.TimeoutError):
-            failure, detail = "timeout", f"no answer in {TIMEOUT_SECONDS:g} s"
+            doing = used[0].doing if used else "waiting for a free connection"
+            failure, detail = "timeout", f"still {doing} after {TIMEOUT_SECONDS:g} s"
         except ConnectionRefusedError as e:
             failure, detail = "refused", str(e)
         except (OSError, asyncio.LimitOverrunError) as e:
             failure, detail = "reset", f"{type(e).__name__}: {e}"
         self.statistics.done(Record(due_epoch, loop.time() - due, revision, failure, detail))
 
-    async def _attempt(self, request: bytes, label: int) -> str:
+    async def _attempt(self, request: bytes, label: int, used: list[Connection]) -> str:
         connection = await self._free.get()
+        used.append(connection)
         try:
             return (await connection.ask(request)).check(label)
         finally:

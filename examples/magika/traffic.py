@@ -54,7 +54,7 @@ class Traffic:
 
     def failures(self) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = self._ask("/failures")
-        return found
+        return [{**failure, "due": failure["due"] - self._ahead} for failure in found]
 
     def stop(self) -> None:
         """No more traffic, and its figures are gone."""

@@ -160,8 +160,11 @@ def test_a_server_that_is_away_refuses_every_request() -> None:
 
 def test_a_silent_server_makes_requests_fail_after_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(load, "TIMEOUT_SECONDS", 0.2)
-    summary = traffic(Server(delay=60), rate=40, seconds=0.25, connections=2).summary()
-    assert summary["failures"] == {"timeout": 10}
+    statistics = traffic(Server(delay=60), rate=40, seconds=0.25, connections=2)
+    assert statistics.summary()["failures"] == {"timeout": 10}
+    details = [failure.detail.split(" after")[0] for failure in statistics.failures]
+    assert details.count("still waiting for the answer") >= 2
+    assert set(details) <= {"still waiting for the answer", "still connecting", "still waiting for a free connection"}
 
 
 def test_a_request_that_waits_for_a_connection_counts_its_waiting() -> None:
