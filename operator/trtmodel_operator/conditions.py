@@ -18,12 +18,7 @@ from trtmodel_contract.control import EngineState, Role
 from trtmodel_contract.gate import Verdict
 
 from trtmodel_operator import facts, manifests, reasons, targets
-from trtmodel_operator.model import (
-    Decision,
-    Notice,
-    Observed,
-    Stage,
-)
+from trtmodel_operator.model import Decision, Notice, Observed, Signal, Stage
 
 # The order in which they stand in status.
 AVAILABLE = "Available"
@@ -207,7 +202,8 @@ def _degraded(seen: Observed, decision: Decision) -> Condition:
     if len(serving) < wanted:
         message = f"{len(serving)} of {wanted} workers serve"
         return Condition(DEGRADED, "True", reasons.WORKERS_MISSING, message)
-    other = [w for w in serving if not targets.as_planned(seen, decision, w)]
+    told = {a.uid for a in decision.actions if isinstance(a, Signal)}  # in this very pass: they had no time yet
+    other = [w for w in serving if not targets.as_planned(seen, decision, w) and w.uid not in told]
     if other:
         message = f"{facts.names(other)} do not serve what they should yet"
         return Condition(DEGRADED, "True", reasons.OTHER_ENGINE, message)

@@ -51,13 +51,14 @@ def routes_candidate(seen: Observed, worker: ObservedWorker, digest: str) -> boo
 
 
 def serves(seen: Observed, worker: ObservedWorker, deployed: Deployed | None) -> bool:
-    """A ready worker whose own report says that this revision answers its requests."""
+    """A ready worker whose own report says that this revision, and no candidate, answers its requests."""
     digest, report = digest_for(worker, deployed), model_report(seen, worker)
     return (
         worker.ready
         and bool(digest)
         and report is not None
         and report.routes.stable == digest
+        and not report.routes.candidate
         and holds(seen, worker, digest)
     )
 

@@ -54,7 +54,7 @@ def _workers(seen: Observed, decision: Decision, target: Target) -> Status:
     return {
         "desired": seen.spec.serving.replicas if seen.spec else 0,
         "ready": sum(w.ready for w in workers),
-        "onStable": sum(facts.serves(seen, w, serving) and not on_candidate(seen, decision, w) for w in workers),
+        "onStable": sum(facts.serves(seen, w, serving) for w in workers),
         "onCandidate": sum(on_candidate(seen, decision, w) for w in workers),
         "withStandby": sum(facts.holds(seen, w, facts.digest_for(w, memory.standby)) for w in workers),
     }

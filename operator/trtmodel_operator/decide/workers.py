@@ -8,10 +8,10 @@ from dataclasses import replace
 
 from trtmodel_contract.codec import canonical, encode
 from trtmodel_contract.control import Fence, Role
-from trtmodel_contract.identity import short_hash
+from trtmodel_contract.identity import Storage, short_hash
 
 from trtmodel_operator import facts, manifests
-from trtmodel_operator.decide import builds
+from trtmodel_operator.decide import builds, jobs
 from trtmodel_operator.decide.turn import Outcome, Turn
 from trtmodel_operator.model import (
     Action,
@@ -100,12 +100,14 @@ def settle_plan(turn: Turn, rule: str, outcome: Outcome) -> Decision:
         return _decision(turn, rule, outcome, list(outcome.actions))
     _remember_told(turn)
     pointers = _pointers(turn)
-    signals = {w.uid: signal for w in facts.present(turn.seen) if (signal := _signal(turn, w)) is not None}
+    trying = {w.uid for w in holders(turn.seen, turn.memory)}
+    workers = facts.present(turn.seen)
+    signals = {w.uid: signal for w in workers if (signal := _signal(turn, w, w.uid in trying)) is not None}
     _count_fence(turn, pointers, signals)
     actions: list[Action] = [*builds.unwanted_jobs(turn), *outcome.actions]
     actions += [replace(p, sequence=turn.memory.sequence) for p in pointers if _pointer_differs(turn, p)]
     actions += [w for w in _workloads(turn) if _workload_differs(turn, w)]
-    actions += [signals[w.uid] for w in facts.present(turn.seen) if w.uid in signals and _must_hear(turn, w, signals)]
+    actions += [signals[w.uid] for w in workers if w.uid in signals and _must_hear(turn, w, signals[w.uid])]
     return _decision(turn, rule, outcome, actions)
 
 
@@ -160,9 +162,10 @@ def _count_fence(turn: Turn, pointers: list[ApplyPointer], signals: dict[str, Si
         turn.remember(sequence=memory.sequence + 1, plan=plan)
 
 
-def _signal(turn: Turn, worker: ObservedWorker) -> Signal | None:
-    """None if nothing can be asked of it: it is unknown, or there is no engine for its load key."""
-    seen, memory = turn.seen, turn.memory
+def _signal(turn: Turn, worker: ObservedWorker, tries: bool) -> Signal | None:
+    """What the worker should hold and route; `tries`: with the candidate. None if nothing can be asked of it: it is
+    unknown, or there is no engine for its load key."""
+    memory = turn.memory
     serving = memory.stable or memory.candidate
     digest = facts.digest_for(worker, serving)
     if worker.report is None or not worker.ip or serving is None or not digest:
@@ -170,7 +173,7 @@ def _signal(turn: Turn, worker: ObservedWorker) -> Signal | None:
     engines = [PlannedEngine(Role.STABLE, serving.revision, digest)]
     second, role = memory.standby, Role.STANDBY
     route = ""
-    if any(worker.uid == w.uid for w in holders(seen, memory)):
+    if tries:
         # The standby makes room: two engines at a time.
         second, role = memory.candidate, Role.CANDIDATE
         route = _route(turn, worker)
@@ -193,13 +196,13 @@ def _route(turn: Turn, worker: ObservedWorker) -> str:
     return digest if opened and facts.holds(seen, worker, digest) else ""
 
 
-def _must_hear(turn: Turn, worker: ObservedWorker, signals: dict[str, Signal]) -> bool:
+def _must_hear(turn: Turn, worker: ObservedWorker, signal: Signal) -> bool:
     """It holds another fence than ours; or it has the candidate, whose time to live each pass renews; or its container
     restarted and booted from a pointer of the same sequence, which says nothing of the window."""
     assert worker.report is not None
     if worker.report.fence != Fence(turn.seen.model.uid, turn.memory.sequence):
         return True
-    if any(e.role is Role.CANDIDATE for e in signals[worker.uid].engines):
+    if any(e.role is Role.CANDIDATE for e in signal.engines):
         return True
     report = facts.model_report(turn.seen, worker)
     return turn.memory.step is not None and report is not None and turn.memory.window not in report.windows
@@ -218,18 +221,24 @@ def _pointers(turn: Turn) -> list[ApplyPointer]:
         return []
     standby = memory.standby if memory.stable else None
     return [
-        ApplyPointer(
-            manifests.workload_name(turn.seen.model, t.name, memory.platform.hash), t.name, 0, serving, standby
-        )
+        ApplyPointer(name, t.name, 0, serving, standby, _storage(turn, name))
         for t in spec.targets
+        for name in [manifests.workload_name(turn.seen.model, t.name, memory.platform.hash)]
     ]
+
+
+def _storage(turn: Turn, pointer: str) -> Storage:
+    """Where today's spec says once a Job has been there; until then where the pointer says that lies there: a worker
+    that is replaced must not boot from an address that nobody has reached yet."""
+    found = next((p.storage for p in turn.seen.pointers if p.name == pointer), None)
+    return turn.spec.storage if found is None or jobs.known(turn) is not None else found
 
 
 def _pointer_differs(turn: Turn, wanted: ApplyPointer) -> bool:
     """Its content, or who signed it, or the public keys beside it."""
-    seen, spec = turn.seen, turn.spec
+    seen = turn.seen
     found = next((p for p in seen.pointers if p.name == wanted.workload), None)
-    if found is None or found.content != manifests.wanted_content(seen.model, spec.storage, wanted):
+    if found is None or found.content != manifests.wanted_content(seen.model, turn.spec.storage, wanted):
         return True
     if seen.published_key_ids is not None and set(seen.published_key_ids) != set(seen.key_ids):
         return True

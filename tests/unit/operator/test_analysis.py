@@ -50,7 +50,7 @@ def test_without_an_error_the_default_limit_of_a_thousandth_is_proved_by_three_t
 
 
 def test_the_demos_limit_of_two_percent_is_proved_by_a_hundred_and_fifty() -> None:
-    assert judged(counts(150), counts(300)).errors is Verdict.PASS
+    assert judged(counts(150), counts(300)).verdict is Verdict.PASS
 
 
 @pytest.mark.parametrize(

@@ -229,6 +229,23 @@ def test_something_serves_but_not_as_asked(damage: Any, reason: str) -> None:
     assert status(damage(serving(A)))["phase"] != "Serving"
 
 
+def test_a_worker_that_does_not_obey_is_degraded_but_not_in_the_pass_that_tells_it() -> None:
+    seen = canary(serving(A), index=1)
+    for _ in range(10):
+        decision = decide(seen)
+        if decision.rule == "promote":
+            break
+        seen = later(busy(obey(seen, decision, seconds=0)), 5)
+    assert {c["type"]: c["status"] for c in conditions.status(seen, decision, {})["conditions"]}["Degraded"] == F  # type: ignore[attr-defined]
+    stubborn = obey(seen, decision)
+    old = next(w for w in seen.workers if w.uid == "w0").report
+    new_report = next(w for w in stubborn.workers if w.uid == "w0").report
+    assert old is not None
+    assert new_report is not None
+    stubborn = with_worker(stubborn, "w0", report=replace(old, fence=new_report.fence))
+    assert condition(stubborn, "Degraded")["reason"] == "OtherEngine"
+
+
 def test_todays_thresholds_decide_about_yesterdays_figures() -> None:
     seen = edited(serving(A), verify__thresholds={"top1Delta": 0.0001})
     found = condition(seen, "Verified")

@@ -99,7 +99,7 @@ def test_a_first_rollout_that_takes_too_long_is_stalled_says_why_and_goes_on() -
         seen = later(obey(seen, decide(seen)), 8)
     decision = decide(seen)
     assert (decision.situation.stage, decision.situation.reason) == (Stage.STALLED, "ProgressDeadlineExceeded")
-    assert "CrashLoopBackOff" in decision.situation.message
+    assert "CrashLoopBackOff, exit code 1" in decision.situation.message
     healed = replace(seen, workers=tuple(booted(w.uid, seen.pointers[0]) for w in seen.workers))
     assert decide(healed).memory.stable is not None
 
@@ -299,6 +299,16 @@ def test_a_fleet_of_one_is_compared_with_its_own_past_and_promoted() -> None:
     assert decide(seen).rule == "promote"
     assert seen.memory.step is not None
     assert "its own figures from before the rollout" in seen.memory.step.sentence
+
+
+def test_a_worker_that_still_answers_with_a_dropped_candidate_is_not_settled() -> None:
+    seen = canary(serving(A))
+    (uid,) = members(seen)
+    decision = decide(edited(seen, source__uri="s3://models/a.onnx"))
+    back = obey(edited(seen, source__uri="s3://models/a.onnx"), decision)
+    assert decide(back).situation.stage is Stage.SERVING
+    deaf = with_worker(back, uid, report=next(w.report for w in seen.workers if w.uid == uid))
+    assert decide(deaf).situation.stage is Stage.PROMOTING
 
 
 # ---------------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import pytest
@@ -263,3 +264,12 @@ def test_a_host_that_is_down_does_not_change_what_a_member_is_told() -> None:
     uid = members(seen)[0]
     decision = decide(with_engine(seen, uid, B, state=EngineState.LOADING))
     assert [s.candidate for s in of(decision, Signal) if s.uid == uid] == [digest(B)]
+
+
+def test_a_thousand_workers_take_no_second() -> None:
+    seen = busy(canary(serving(A, replicas=1000)))
+    started = time.process_time()
+    decision = decide(later(seen, 5))
+    assert time.process_time() - started < 1.0
+    assert len(members(seen)) == 1
+    assert decision.memory.candidate is not None
