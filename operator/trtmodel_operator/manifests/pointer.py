@@ -26,8 +26,8 @@ _UNSIGNED = Signature("", "")
 def boot_pointer(
     model: ModelRef, storage: Storage, apply: ApplyPointer, sign: Callable[[str], Signature]
 ) -> BootPointer:
-    """What the workers of one target boot from: only that target's engines are named. `sign` gives the signature over
-    an artifact of this model by its manifest digest."""
+    """What the workers of one target boot from: only that target's engines are named. `storage` is the spec's, for
+    where `apply` names none. `sign` gives the signature over an artifact of this model by its manifest digest."""
 
     def entry(deployed: Deployed) -> PointerEntry:
         mine = [a for a in deployed.artifacts if a.target == apply.target]
@@ -37,7 +37,7 @@ def boot_pointer(
         return PointerEntry(deployed.revision, signed)
 
     standby = entry(apply.standby) if apply.standby else None
-    return BootPointer(model, storage, apply.sequence, entry(apply.stable), standby)
+    return BootPointer(model, apply.storage or storage, apply.sequence, entry(apply.stable), standby)
 
 
 def pointer_content(pointer: BootPointer) -> str:
@@ -77,6 +77,7 @@ def read_pointer(name: str, target: str, text: str) -> ObservedPointer:
         stable=deployed(pointer.stable),
         standby=deployed(pointer.standby),
         key_ids=tuple(sorted(key_ids)),
+        storage=pointer.storage,
     )
 
 

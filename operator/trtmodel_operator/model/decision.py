@@ -6,6 +6,7 @@ import enum
 from dataclasses import dataclass
 
 from trtmodel_contract.control import Role
+from trtmodel_contract.identity import Storage
 from trtmodel_contract.jobs import BuildTask, ResolveTask
 
 from trtmodel_operator.model.asked import Target
@@ -29,13 +30,15 @@ class DeleteJob:
 
 @dataclass(frozen=True)
 class ApplyPointer:
-    """The boot pointer of one target's workload, and the public keys beside it."""
+    """The boot pointer of one target's workload, and the public keys beside it. `storage` is where the engines lie;
+    None: where the spec says."""
 
     workload: str
     target: str
     sequence: int
     stable: Deployed
     standby: Deployed | None
+    storage: Storage | None = None
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import enum
 from dataclasses import dataclass
 
 from trtmodel_contract.control import Report
-from trtmodel_contract.identity import ModelRef
+from trtmodel_contract.identity import ModelRef, Storage
 from trtmodel_contract.jobs import JobResult
 
 from trtmodel_operator.model.asked import Spec
@@ -80,7 +80,8 @@ class ObservedWorkload:
 @dataclass(frozen=True)
 class ObservedPointer:
     """A boot pointer as it lies in the cluster: `content` = hash of everything but the sequence and the signatures,
-    whose key ids are in `key_ids`. `stable` and `standby` are what it names (see manifests.read_pointer)."""
+    whose key ids are in `key_ids`. `stable` and `standby` are what it names, `storage` where they lie (see
+    manifests.read_pointer)."""
 
     name: str
     sequence: int
@@ -88,6 +89,7 @@ class ObservedPointer:
     stable: Deployed | None = None
     standby: Deployed | None = None
     key_ids: tuple[str, ...] = ()
+    storage: Storage | None = None
 
 
 @dataclass(frozen=True)

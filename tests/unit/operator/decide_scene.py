@@ -231,6 +231,7 @@ def _apply_pointer(seen: Scene, action: ApplyPointer) -> Scene:
         stable=action.stable,
         standby=action.standby,
         key_ids=seen.key_ids,
+        storage=action.storage,
     )
     return replace(seen, pointers=(*(p for p in seen.pointers if p.name != action.workload), pointer))
 

@@ -18,10 +18,12 @@ from decide_scene import (
     decide,
     digest,
     edited,
+    finished,
     later,
     members,
     obey,
     of,
+    resolve_result,
     run,
     serving,
     silent,
@@ -31,7 +33,8 @@ from decide_scene import (
 )
 from trtmodel_contract.control import EngineState, Fence, Role
 from trtmodel_contract.identity import LoadKey
-from trtmodel_operator.model import ApplyPointer, ApplyWorkload, Decision, Memory, Signal
+from trtmodel_contract.jobs import JobResult, Reason
+from trtmodel_operator.model import ApplyPointer, ApplyWorkload, Decision, JobKind, Memory, Signal
 
 
 def told(decision: Decision) -> set[str]:
@@ -221,6 +224,25 @@ def test_a_damaged_pointer_is_written_anew(damage: str) -> None:
         seen = replace(seen, published_key_ids=())
     (written,) = of(decide(seen), ApplyPointer)
     assert (written.stable.revision, written.sequence) == (A, decide(seen).memory.sequence)
+
+
+def test_a_pointer_names_other_storage_only_after_a_job_has_been_there() -> None:
+    """A worker that is replaced meanwhile boots from where its engines are known to be."""
+    before = serving(A)
+    seen = edited(before, storage__endpoint="http://nowhere:1")
+    decision = decide(seen)
+    assert not of(decision, ApplyPointer)
+    assert not of(decision, Signal)
+    failed = finished(obey(seen, decision), JobKind.RESOLVE, JobResult(Reason.STORAGE_UNAVAILABLE, "no answer"))
+    assert not of(decide(failed), ApplyPointer)
+    rewritten = replace(failed, pointers=(replace(failed.pointers[0], key_ids=("old",)),))
+    (pointer,) = of(decide(rewritten), ApplyPointer)
+    assert pointer.storage == before.pointers[0].storage
+    reached = finished(obey(seen, decision), JobKind.RESOLVE, resolve_result(A))
+    (pointer,) = of(decide(reached), ApplyPointer)
+    assert pointer.storage is not None
+    assert pointer.storage.endpoint == "http://nowhere:1"
+    assert pointer.sequence > before.pointers[0].sequence
 
 
 def test_a_candidate_is_never_in_the_pointer_while_there_is_a_stable() -> None:
