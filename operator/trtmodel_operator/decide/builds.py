@@ -26,6 +26,7 @@ from trtmodel_operator.decide.turn import (
     record,
     reject,
     rolled_back,
+    short_uid,
     steps_key,
     verification_key,
 )
@@ -302,13 +303,23 @@ def _make_candidate(turn: Turn, revision: str, verdicts: list[GateVerdict]) -> O
         drop_candidate(
             turn, reasons.SUPERSEDED, reasons.SUPERSEDED, f"{memory.candidate.revision} was superseded by {revision}"
         )
-    first = memory.stable is None
+    first, candidate = memory.stable is None, Deployed(revision, artifacts)
     turn.remember(
-        candidate=Deployed(revision, artifacts),
-        step=None if first else StepMemory(0, steps_key(spec), turn.seen.now),
+        candidate=candidate,
+        step=None if first else StepMemory(0, steps_key(spec), turn.seen.now, deaths=_deaths(turn, candidate)),
         failure=None,
         platform=memory.platform or platform(turn),
         window=memory.window or f"w{memory.sequence + 1}",
     )
     message = f"{revision} passed its gate: {verdicts[0].sentence}"
     return Outcome(Situation(Stage.DEPLOYING if first else Stage.PREPARING, reasons.GATE_PASSED, message), SOON)
+
+
+def _deaths(turn: Turn, candidate: Deployed) -> dict[str, int]:
+    """What its engines went through before, where they are resident: it was stable once, or on trial."""
+    found = {}
+    for worker in facts.present(turn.seen):
+        engine = facts.engine(turn.seen, worker, facts.digest_for(worker, candidate))
+        if engine is not None and engine.deaths:
+            found[short_uid(worker)] = engine.deaths
+    return found

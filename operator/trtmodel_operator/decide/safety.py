@@ -10,7 +10,7 @@ from trtmodel_contract.gate import Verdict
 from trtmodel_contract.jobs import Reason
 
 from trtmodel_operator import analysis, facts, reasons
-from trtmodel_operator.decide.turn import Outcome, Turn, interval, roll_back, watched
+from trtmodel_operator.decide.turn import Outcome, Turn, interval, roll_back, short_uid, watched
 from trtmodel_operator.decide.workers import holders, new_window, was_told
 from trtmodel_operator.model import AnalysisSpec, Deployed, ObservedWorker, StepMemory
 
@@ -28,6 +28,7 @@ def cannot_be_held(turn: Turn) -> Outcome | None:
     of a worker that has it (a fat candidate gets the pod killed). Pods that are being deleted or were evicted died of
     something else. With no stable a dead host is only replaced: there is nothing to go back to."""
     candidate = turn.memory.candidate
+    step = turn.memory.step if turn.memory.stable is not None else None
     if candidate is None:
         return None
     for worker in facts.present(turn.seen):
@@ -37,15 +38,10 @@ def cannot_be_held(turn: Turn) -> Outcome | None:
         if engine.state is EngineState.FAILED and engine.reason not in ENVIRONMENT:
             why = engine.message or engine.reason or "it gave no reason"
             return roll_back(turn, reasons.ENGINE_FAILED, f"worker {worker.pod} cannot hold it: {why}")
-        if engine.deaths and turn.memory.stable is not None:
-            return roll_back(
-                turn, reasons.ENGINE_DIED, f"{_times(engine.deaths)} an engine host of {worker.pod} died of it"
-            )
-    step = turn.memory.step
-    if step is None or turn.memory.stable is None:
-        return None
-    for worker in facts.present(turn.seen):
-        died = worker.restarted_at is not None and worker.restarted_at >= step.began_at
+        if step is not None and engine.deaths > step.deaths.get(short_uid(worker), 0):
+            return roll_back(turn, reasons.ENGINE_DIED, f"an engine host of worker {worker.pod} died of it")
+    for worker in facts.present(turn.seen) if step is not None else ():
+        died = step is not None and worker.restarted_at is not None and worker.restarted_at >= step.began_at
         if died and was_told(turn.memory, worker):
             why = worker.message or worker.trouble or "it gave no reason"
             return roll_back(
@@ -177,7 +173,3 @@ def _counts(turn: Turn, workers: list[ObservedWorker], window: str, deployed: De
         if counts is not None:
             found.append(counts)
     return found
-
-
-def _times(n: int) -> str:
-    return "once" if n == 1 else f"{n} times"

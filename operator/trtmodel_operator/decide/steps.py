@@ -48,7 +48,9 @@ def steps_edited(turn: Turn) -> Outcome | None:
     if memory.candidate is None or (memory.step is not None and memory.step.plan == key):
         return None
     before = memory.step or StepMemory(0, key, turn.seen.now)
-    fresh = StepMemory(0, key, turn.seen.now, told=before.told, seen_at=before.seen_at, baseline=before.baseline)
+    fresh = StepMemory(
+        0, key, turn.seen.now, told=before.told, deaths=before.deaths, seen_at=before.seen_at, baseline=before.baseline
+    )
     turn.remember(step=fresh)
     return Outcome(
         Situation(Stage.PREPARING, reasons.STEPS_CHANGED, "the steps were edited: the rollout begins again"), SOON

@@ -15,6 +15,7 @@ from trtmodel_operator.model import (
     Memory,
     Notice,
     Observed,
+    ObservedWorker,
     Rejected,
     Situation,
     Spec,
@@ -82,6 +83,11 @@ def verification_key(spec: Spec | None) -> str:
 
 def steps_key(spec: Spec) -> str:
     return short_hash(canonical(encode(spec.rollout.steps)).decode())
+
+
+def short_uid(worker: ObservedWorker) -> str:
+    """A worker's name in the memory."""
+    return short_hash(worker.uid, length=8)
 
 
 def record(turn: Turn, revision: str, outcome: str, reason: str, message: str, digests: tuple[str, ...] = ()) -> None:

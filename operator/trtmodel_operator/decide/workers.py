@@ -12,7 +12,7 @@ from trtmodel_contract.identity import Storage, short_hash
 
 from trtmodel_operator import facts, manifests
 from trtmodel_operator.decide import builds, jobs
-from trtmodel_operator.decide.turn import Outcome, Turn
+from trtmodel_operator.decide.turn import Outcome, Turn, short_uid
 from trtmodel_operator.model import (
     Action,
     ApplyPointer,
@@ -63,10 +63,6 @@ def holders(seen: Observed, memory: Memory, *, routed_only: bool = False) -> lis
             workers.sort(key=lambda w: _rank(seen, w, candidate))
             chosen += workers[: count(steps[step.index].workers, len(workers))]
     return chosen
-
-
-def short_uid(worker: ObservedWorker) -> str:
-    return short_hash(worker.uid, length=8)
 
 
 def was_told(memory: Memory, worker: ObservedWorker) -> bool:

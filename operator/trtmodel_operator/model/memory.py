@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from trtmodel_contract.jobs import FoundArtifact
 
@@ -64,7 +65,8 @@ class StepMemory:
 
     `plan` is the hash of the steps: an edited plan starts again. `began_at` is when the step began. `told` are the
     workers (short hashes of their uids) that were told to hold the candidate: whose death may be its doing. `members`
-    is the hash of those that were routed to it when `routed` became true: other members mean a new window.
+    is the hash of those that were routed to it when `routed` became true: other members mean a new window. `deaths` are
+    those that an engine had before its trial (it may have been stable once), by worker; without an entry none.
     `held` counts the seconds during which the operator watched all members serve the candidate; `seen_at` is the last
     look at the figures (0 = no worker was routed yet), whose `verdict`, `figures` (short) and `sentence` are kept, so
     that status changes with the looks and not with every pass. `fails` counts successive looks that failed for the
@@ -76,6 +78,7 @@ class StepMemory:
     began_at: float
     told: tuple[str, ...] = ()
     members: str = ""
+    deaths: Mapping[str, int] = field(default_factory=dict)
     routed: bool = False
     held: float = 0.0
     seen_at: float = 0.0

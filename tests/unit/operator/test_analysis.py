@@ -79,7 +79,8 @@ def test_a_candidate_that_fails_whatever_it_is_given_does_not_go_on_to_three_tho
     found = judged(counts(40, 40), counts(80), DEFAULT)
     assert found.errors is Verdict.FAIL
     assert "needs no more requests" in found.error_sentence
-    assert judged(counts(60, 9), counts(120), DEFAULT).errors is Verdict.INCONCLUSIVE
+    assert judged(counts(12, 10), counts(120), DEFAULT).errors is Verdict.FAIL
+    assert judged(counts(12, 9), counts(120), DEFAULT).errors is Verdict.INCONCLUSIVE
 
 
 def test_no_request_is_no_data_and_neither_pass_nor_fail() -> None:

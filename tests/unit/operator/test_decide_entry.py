@@ -11,9 +11,11 @@ from decide_scene import (
     C,
     Scene,
     asks_for,
+    booted,
     busy,
     canary,
     decide,
+    deployed,
     digest,
     edited,
     finished,
@@ -90,6 +92,15 @@ def test_without_a_pointer_it_is_made_up_from_what_most_workers_answer_with() ->
     assert decision.memory.stable is not None
     assert decision.memory.stable.revision == A
     assert len(of(decision, ApplyPointer)) == 1
+
+
+def test_a_worker_that_answers_with_something_else_is_outvoted() -> None:
+    seen = replace(serving(A), memory=Memory(), pointers=())
+    other = booted("w0", replace(serving(A).pointers[0], stable=deployed(B)))
+    decision = decide(replace(seen, workers=(other, *seen.workers[1:])))
+    assert decision.memory.stable is not None
+    assert decision.memory.stable.revision == A
+    assert [a.manifest_digest for a in decision.memory.stable.artifacts] == [digest(A)]
 
 
 def test_a_standby_is_found_again_too() -> None:

@@ -21,6 +21,7 @@ from decide_scene import (
     new,
     obey,
     of,
+    run,
     serving,
     silent,
     with_engine,
@@ -87,6 +88,17 @@ def test_a_fault_of_the_environment_is_waited_for(reason: str) -> None:
 def test_a_host_that_dies_of_the_candidate_ends_it() -> None:
     seen = canary(serving(A))
     went_back(decide(with_engine(seen, member(seen), B, deaths=1, state=EngineState.DOWN)), "EngineDied")
+
+
+def test_deaths_before_its_trial_do_not_count_against_an_engine_that_was_stable_once() -> None:
+    seen = serving(A)
+    seen = replace(seen, memory=replace(seen.memory, standby=serving(B).memory.stable))
+    seen, _ = run(seen, lambda _, d: not d.actions)
+    for worker in seen.workers:
+        seen = with_engine(seen, worker.uid, B, deaths=2)
+    seen = canary(seen)
+    assert decide(seen).memory.candidate is not None
+    went_back(decide(with_engine(seen, member(seen), B, deaths=3)), "EngineDied")
 
 
 def test_a_host_that_dies_of_stable_is_not_the_candidates_fault() -> None:
