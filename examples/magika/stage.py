@@ -31,7 +31,7 @@ SECRET = """\
 apiVersion: v1
 kind: Secret
 metadata: {{name: s3-credentials, namespace: {namespace}}}
-stringData: {{accessKeyId: {key}, secretAccessKey: {secret}}}
+stringData: {{AWS_ACCESS_KEY_ID: {key}, AWS_SECRET_ACCESS_KEY: {secret}}}
 """
 UP_SECONDS = 3600.0  # without cached binaries they are compiled
 Say = Callable[[str], None]

@@ -60,7 +60,8 @@ def test_windows_count_apart_and_the_newest_are_kept() -> None:
         windows.roll(f"w{i}")
         windows.counters("a").count_ok("1", 0.001)
     windows.roll("w3")
-    windows.counters("a").count_failed("HostDeath", 2)
+    windows.counters("a").count_failed("HostDeath")
+    windows.counters("a").count_failed("HostDeath")
     assert set(windows.snapshot()) == {"w2", "w3", "w4", "w5"}
     counts = windows.snapshot()["w3"]["a"]
     assert (counts.ok, dict(counts.failed)) == (1, {"HostDeath": 2})

@@ -29,8 +29,8 @@ class Counters:
         index = bucket_index(seconds)
         histogram[index] = histogram.get(index, 0) + 1
 
-    def count_failed(self, kind: str, times: int = 1) -> None:
-        self.failed[kind] = self.failed.get(kind, 0) + times
+    def count_failed(self, kind: str) -> None:
+        self.failed[kind] = self.failed.get(kind, 0) + 1
 
     def snapshot(self) -> AttemptCounts:
         return AttemptCounts(

@@ -19,8 +19,6 @@ from trtmodel_worker.storage.errors import StorageError, from_exception, unavail
 CONNECT_TIMEOUT_SECONDS = 3
 READ_TIMEOUT_SECONDS = 20
 MULTIPART_BYTES = 64 << 20
-# The first pair are the names that a Secret used with envFrom has; the second those of many charts.
-CREDENTIAL_FILES = (("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"), ("accessKeyId", "secretAccessKey"))
 
 
 class ObjectStore(Protocol):
@@ -200,10 +198,10 @@ def open_store(storage: Storage, bucket: str, credentials_dir: str | Path | None
 
 
 def _read_keys(directory: Path | None) -> tuple[str, str] | None:
+    """None without both files: the pod's own identity is then used."""
     if directory is None:
         return None
-    for names in CREDENTIAL_FILES:
-        access, secret = ((directory / name) for name in names)
-        if access.is_file() and secret.is_file():
-            return access.read_text().strip(), secret.read_text().strip()
-    return None
+    access, secret = directory / "AWS_ACCESS_KEY_ID", directory / "AWS_SECRET_ACCESS_KEY"
+    if not access.is_file() or not secret.is_file():
+        return None
+    return access.read_text().strip(), secret.read_text().strip()
