@@ -211,7 +211,8 @@ class WorkerProcess:
         self.log = directory / "worker.log"
         (self.keys_dir / KEYS_FILE).write_bytes(operator.keys())
 
-    def start(self) -> WorkerProcess:
+    def start(self, descriptors: int | None = None) -> WorkerProcess:
+        """`descriptors`: how many files it may open, the system's limit if None."""
         env = {
             "PATH": os.environ["PATH"], "PYTHONPATH": str(PLUGIN), "POD_NAME": "m-0", "POD_UID": POD_UID,
             "POD_NAMESPACE": MODEL.namespace, "NODE_NAME": "node", "TRTMODEL_MODEL": MODEL.name,
@@ -222,9 +223,10 @@ class WorkerProcess:
             "TRTMODEL_BIND": "127.0.0.1", "TRTMODEL_DRAIN_SECONDS": "0.5", "AWS_SECRET_ACCESS_KEY": "a secret",
             **self.environment,
         }  # fmt: skip
+        limit = ["prlimit", f"--nofile={descriptors}", "--"] if descriptors else []
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "trtmodel_worker", "serve"],
+                [*limit, sys.executable, "-m", "trtmodel_worker", "serve"],
                 env=env,
                 stdout=log,
                 stderr=log,

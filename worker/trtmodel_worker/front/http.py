@@ -24,6 +24,7 @@ BUFFER_BYTES = 256 * 1024
 HEAD_BYTES = 64 * 1024
 PIPELINED = 64  # requests that one connection may have sent ahead
 PROGRESS_SECONDS = 30.0  # a request that comes in, or an answer that goes out, moves at least so often
+SLOWEST_BYTES = 64 * 1024  # per second, on average after PROGRESS_SECONDS: a body's room is taken when it is announced
 IDLE_SECONDS = 300.0
 LINGER_SECONDS = 5.0
 DISCARDED_BYTES = 1 << 20  # of a refused body: so much is read away to keep the connection
@@ -33,10 +34,12 @@ _CLOSE = b"connection: close\r\n"
 
 
 class HttpServer:
-    """One listening port. `staging_bytes` bounds the bodies that are held at once."""
+    """One listening port. `staging_bytes` bounds the bodies that are held at once, `most` the connections: when there
+    are more, the one that was idle for the longest is closed."""
 
-    def __init__(self, app: App, staging_bytes: int) -> None:
+    def __init__(self, app: App, staging_bytes: int, most: int) -> None:
         self.app = app
+        self.most = most
         self.staged = 0
         self.staging_bytes = staging_bytes
         self.closing = False
@@ -74,6 +77,12 @@ class HttpServer:
         if self._sweeper is not None:
             self._sweeper.cancel()
 
+    def connected(self, connection: Connection) -> None:
+        self.connections.add(connection)
+        if len(self.connections) > self.most:
+            idle = [c for c in self.connections if c.idle and c is not connection]
+            (min(idle, key=lambda c: c.last) if idle else connection).abort()
+
     def forget(self, connection: Connection) -> None:
         self.connections.discard(connection)
         if not self.connections:
@@ -98,14 +107,16 @@ class Connection(asyncio.BufferedProtocol):
         self._busy: Request | None = None
         self._incoming: Request | None = None
         self._begun = False
-        self._head_bytes = 0
+        self._begun_at = 0.0
+        self._in_head = False
+        self._taking_over = False
+        self._overhead = 0  # bytes in a row that are no body: a head, trailers, chunk extensions
         self._target = b""
         self._headers: dict[bytes, bytes] = {}
-        self._body: list[bytes] = []
+        self._body: bytes | bytearray = b""
         self._size = 0
-        self._unparsed = 0
         self._limit = 0
-        self._last = loop.time()
+        self.last = loop.time()
         self._linger_until = 0.0
         self._stalled = False
         self._paused = False
@@ -115,13 +126,13 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
-        self._server.connections.add(self)
+        self._server.connected(self)
 
     def get_buffer(self, _sizehint: int) -> memoryview:
         return self._server.view
 
     def buffer_updated(self, nbytes: int) -> None:
-        self._last = self._loop.time()
+        self.last = self._loop.time()
         if not self._linger_until:
             self._feed(self._server.view[:nbytes])
 
@@ -145,26 +156,34 @@ class Connection(asyncio.BufferedProtocol):
 
     def resume_writing(self) -> None:
         self._stalled = False
-        self._last = self._loop.time()
+        self.last = self._loop.time()
         self._flow()
+        self._next()
 
-    # -- the parser's side. No exception may leave these.
+    # -- the parser's side. No exception may leave these. What follows a refusal that ends the connection is no request.
 
     def on_message_begin(self) -> None:
-        self._begun = True
+        if self._linger_until or self._taking_over:
+            return
+        self._begun = self._in_head = True
+        self._begun_at = self._loop.time()
         self._target = b""
         self._headers = {}
-        self._body = []
+        self._body = b""
         self._size = 0
 
     def on_url(self, url: bytes) -> None:
         self._target += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._headers[name.lower()] = value
+        if self._in_head:  # trailers come too late: the request was admitted by its head
+            self._headers[name.lower()] = value
 
     def on_headers_complete(self) -> None:
-        self._head_bytes = 0
+        if self._linger_until or self._taking_over:
+            return
+        self._in_head = False
+        self._overhead = 0
         headers = self._headers
         request = self._incoming = Request(self, self._parser.get_method(), self._target, headers)
         length = None if b"transfer-encoding" in headers else int(headers.get(b"content-length", 0))
@@ -180,10 +199,9 @@ class Connection(asyncio.BufferedProtocol):
                 self._refuse(request, refusal)
         elif headers.get(b"expect", b"").lower() == b"100-continue":
             self._transport.write(_CONTINUE)
-        if self._parser.should_upgrade():
-            self._unparsed = length or 0
 
     def on_body(self, body: bytes) -> None:
+        self._overhead = 0
         request = self._incoming
         if request is None:
             return
@@ -197,24 +215,28 @@ class Connection(asyncio.BufferedProtocol):
             if refusal is not None:
                 self._refuse(request, refusal)
                 return
-        self._body.append(body)
+        if self._size == len(body):
+            self._body = body
+        else:  # one growing piece: a body in chunks of two bytes would cost thirty times its size as a list
+            if isinstance(self._body, bytes):
+                self._body = bytearray(self._body)
+            self._body += body
 
     def on_message_complete(self) -> None:
+        self._overhead = 0
+        if self._parser.should_upgrade():  # its body is still to come: see _take_over
+            return
         request = self._incoming
         if request is not None and not self._parser.should_keep_alive():
             request.ending = _CLOSE
         elif request is not None and self._parser.get_http_version() == "1.0":
             request.ending = b"connection: keep-alive\r\n"
-        if not self._unparsed:
-            self._complete()
-
-    def _complete(self) -> None:
         self._begun = False
-        request, self._incoming = self._incoming, None
+        self._incoming = None
         if request is None:
             return
-        request.body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
-        self._body = []
+        request.body = bytes(self._body)
+        self._body = b""
         self._pending.append(request)
         self._flow()
         self._next()
@@ -242,13 +264,18 @@ class Connection(asyncio.BufferedProtocol):
             elif self._transport.can_write_eof():
                 self._transport.write_eof()
         else:
-            self._last = self._loop.time()
+            self.last = self._loop.time()
             if self._pending:
                 self._flow()
                 self._next()
 
+    @property
+    def idle(self) -> bool:
+        """No request is here, and none has begun to come."""
+        return self._busy is None and not self._pending and not self._begun
+
     def close_if_idle(self) -> None:
-        if self._busy is None and not self._pending and not self._begun:
+        if self.idle:
             self._transport.close()
 
     def abort(self) -> None:
@@ -256,43 +283,51 @@ class Connection(asyncio.BufferedProtocol):
 
     def check(self, now: float) -> None:
         """Time limits, looked at every second."""
-        quiet = now - self._last
-        if self._linger_until:
-            if now > self._linger_until and self._busy is None and not self._pending:
-                self._transport.abort()
-        elif self._stalled:
+        quiet = now - self.last
+        if self._stalled or self._transport.is_closing():
             if quiet > PROGRESS_SECONDS:
                 self._transport.abort()
+        elif self._linger_until:
+            if now > self._linger_until and self._busy is None and not self._pending:
+                self._transport.abort()
         elif self._begun:
-            if quiet > PROGRESS_SECONDS and not self._paused:
-                self._break_off(Refusal(408, f"no byte of the request came for {PROGRESS_SECONDS:g} s"))
+            slow = now - self._begun_at > PROGRESS_SECONDS + self._size / SLOWEST_BYTES
+            if (slow or quiet > PROGRESS_SECONDS) and not self._paused:
+                text = f"no byte came for {PROGRESS_SECONDS:g} s, or on average less than {SLOWEST_BYTES:,} per second"
+                self._break_off(Refusal(408, f"the request comes too slowly: {text}"))
         elif self._busy is None and quiet > IDLE_SECONDS:
             self._transport.close()
 
     def _feed(self, data: memoryview) -> None:
-        if self._unparsed:
-            size = min(self._unparsed, len(data))
-            self.on_body(bytes(data[:size]))
-            self._unparsed -= size
-            data = data[size:]
-            if not self._unparsed:
-                self._complete()
-        if self._incoming is None:
-            self._head_bytes += len(data)
+        self._overhead += len(data)
         try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade as e:
-            # Another protocol is offered, not demanded (Java's client offers HTTP/2 so with its first request): the
-            # request is taken as it is. The parser stops at its body, so that is counted out by hand.
-            self._parser = httptools.HttpRequestParser(self)
-            if not self._linger_until:
-                self._feed(data[e.args[0] :])
+            while True:
+                try:
+                    self._parser.feed_data(data)
+                    break
+                except httptools.HttpParserUpgrade as e:
+                    data = data[e.args[0] :]
+                    self._take_over()
         except httptools.HttpParserError as e:
             if not self._linger_until:
                 self._break_off(Refusal(400, f"this is not HTTP/1.1 as this server understands it: {str(e)[:200]}"))
         else:
-            if self._head_bytes > HEAD_BYTES and not self._linger_until:
+            if self._overhead > HEAD_BYTES and not self._linger_until:
                 self._break_off(Refusal(431, f"the request's head is longer than {HEAD_BYTES:,} bytes"))
+
+    def _take_over(self) -> None:
+        """Another protocol is offered, not demanded (Java's client offers HTTP/2 so with its first request): the
+        request is taken as it is. The parser stops at its body, so another one goes on there, under a head that says
+        how the body comes and offers nothing."""
+        former, self._parser = self._parser, httptools.HttpRequestParser(self)
+        lines = [b"POST / HTTP/%b" % former.get_http_version().encode()]
+        lines += [
+            b"%b: %b" % (n, self._headers[n]) for n in (b"content-length", b"transfer-encoding") if n in self._headers
+        ]
+        lines.append(b"connection: keep-alive" if former.should_keep_alive() else b"connection: close")
+        self._taking_over = True
+        self._parser.feed_data(b"\r\n".join((*lines, b"", b"")))
+        self._taking_over = False
 
     def _room(self, request: Request, size: int) -> Refusal | None:
         """Take room for a body of `size` bytes so far, or say why there is none."""
@@ -321,7 +356,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _finish_with(self, request: Request) -> None:
         request.ending = _CLOSE
-        self._body = []
+        self._body = b""
         self._linger_until = self._loop.time() + LINGER_SECONDS
         self._pending.append(request)
         self._next()
@@ -330,7 +365,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._answering:  # an answer was given at once, within the loop below
             return
         self._answering = True
-        while self._pending and self._busy is None and not self._transport.is_closing():
+        while self._pending and self._busy is None and not self._stalled and not self._transport.is_closing():
             request = self._busy = self._pending.popleft()
             try:
                 if request.refusal is not None:
@@ -354,4 +389,5 @@ class Connection(asyncio.BufferedProtocol):
             if paused:
                 self._transport.pause_reading()
             else:
+                self._begun_at = self._loop.time()
                 self._transport.resume_reading()

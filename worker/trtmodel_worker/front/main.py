@@ -7,6 +7,7 @@ import contextlib
 import ctypes
 import logging
 import os
+import resource
 import signal
 import sys
 
@@ -21,6 +22,8 @@ log = logging.getLogger(__name__)
 _PR_SET_DUMPABLE = 4
 _FINISH_SECONDS = 30.0  # with the drain delay within the pod's grace period of 60 s
 _RELEASE_SECONDS = 20.0
+_MOST_CONNECTIONS = 16384
+_MOST_INNER_CONNECTIONS = 64  # of the control and the metrics port
 
 
 def main() -> int:
@@ -45,9 +48,9 @@ async def serve(settings: Settings) -> int:
     worker = Worker(settings)
     limits = Limits(settings.body_bytes, settings.json_bytes, settings.request_seconds)
     endpoints = Endpoints(settings.model, settings.runtime, worker.router, limits, worker.is_ready)
-    server = HttpServer(endpoints, settings.staging_bytes)
-    control = HttpServer(ControlEndpoints(worker), 64 * MIB)
-    metrics = HttpServer(MetricsEndpoints(worker, endpoints, server), MIB)
+    server = HttpServer(endpoints, settings.staging_bytes, _most_connections())
+    control = HttpServer(ControlEndpoints(worker), 64 * MIB, _MOST_INNER_CONNECTIONS)
+    metrics = HttpServer(MetricsEndpoints(worker, endpoints, server), MIB, _MOST_INNER_CONNECTIONS)
     told = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -79,6 +82,17 @@ async def serve(settings: Settings) -> int:
     await metrics.close(0.0)
     log.info("everything was answered")
     return 0
+
+
+def _most_connections() -> int:
+    """Half of the descriptors that this process may have, so that files, hosts and the other ports never lack one:
+    without any, health cannot be asked for, and the pod would be killed. The usual soft limit, 1024, is raised."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 2 * _MOST_CONNECTIONS
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return _MOST_CONNECTIONS if soft == resource.RLIM_INFINITY else min(_MOST_CONNECTIONS, soft // 2)
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:
