@@ -5,7 +5,8 @@
 Open loop: request n is due at n / rate seconds. It takes the connection that has rested longest; if none is free it
 waits, and its latency counts from when it was due. A connection is given up after 50 requests, or when the server asks
 for it (`Connection: close`), or closed it while it rested: the next one may lead to another pod, since a Service
-balances connections. Requests are Open Inference Protocol v2, binary, and one in ten JSON. Nothing is retried.
+balances connections. Its name is looked up once: a Service keeps its address, and this is no test of the DNS. Requests
+are Open Inference Protocol v2, binary, and one in ten JSON. Nothing is retried.
 
 A request has failed if it was not answered in 5 s, not with 200, not by a named revision, or with another class than
 the expected one; if no connection could be made; and if a connection broke while it waited. One JSON line a second
@@ -21,6 +22,7 @@ import argparse
 import asyncio
 import itertools
 import json
+import socket
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,6 +38,7 @@ TIMEOUT_SECONDS = 5.0
 REQUESTS_PER_CONNECTION = 50
 JSON_EVERY = 10
 LARGEST_ANSWER = 1 << 20
+LOOK_UPS = 5  # of a name, each with the resolver's own patience
 
 
 class Failure(Exception):
@@ -167,20 +170,33 @@ async def _read_answer(reader: asyncio.StreamReader) -> Answer:
     return Answer(status, headers, await reader.readexactly(length))
 
 
+def look_up(url: str) -> tuple[str, int]:
+    """Address and port of a URL. Raises SystemExit."""
+    parts = urlsplit(url)
+    if not parts.hostname or parts.scheme != "http":
+        raise SystemExit(f"--url must be http://HOST:PORT, not {url}")
+    for left in reversed(range(LOOK_UPS)):
+        try:
+            found = socket.getaddrinfo(parts.hostname, parts.port or 80, type=socket.SOCK_STREAM)
+            return str(found[0][4][0]), int(found[0][4][1])
+        except socket.gaierror as e:
+            if not left:
+                raise SystemExit(f"{parts.hostname} has no address: {e}") from e
+    raise AssertionError("the last look-up returns or raises")
+
+
 class Load:
     """The traffic. `run` sends it, `statistics` tells of it."""
 
     def __init__(self, url: str, asked: Sequence[Question], rate: float, connections: int) -> None:
-        address = urlsplit(url)
-        if not address.hostname or address.scheme != "http":
-            raise SystemExit(f"--url must be http://HOST:PORT, not {url}")
+        host, port = look_up(url)
         self.statistics = Statistics()
         self._asked = asked
         self._rate = rate
         self._random = np.random.default_rng(0)
         self._free: asyncio.Queue[Connection] = asyncio.Queue()
         for _ in range(connections):
-            self._free.put_nowait(Connection(address.hostname, address.port or 80))
+            self._free.put_nowait(Connection(host, port))
 
     async def run(self, seconds: float) -> None:
         """Send for so long, then wait for the last answers."""
@@ -191,7 +207,7 @@ class Load:
             if offset >= seconds:
                 break
             await asyncio.sleep(begin + offset - loop.time())
-            question = self._asked[self._random.integers(len(self._asked))]
+            question = self._asked[int(self._random.integers(len(self._asked)))]
             request = question.text if n % JSON_EVERY == JSON_EVERY - 1 else question.binary
             task = asyncio.create_task(self._one(request, question.label, begin + offset, epoch + offset))
             waiting.add(task)

@@ -158,6 +158,17 @@ def test_a_server_that_is_away_refuses_every_request() -> None:
     assert generator.statistics.summary()["failures"] == {"refused": 10}
 
 
+@pytest.mark.parametrize("url", ["https://example:1", "example:80", "http://name.invalid:80"])
+def test_a_url_that_leads_nowhere_ends_the_program(url: str) -> None:
+    with pytest.raises(SystemExit, match=r"must be http://HOST:PORT|name\.invalid has no address"):
+        load.look_up(url)
+
+
+def test_a_name_is_looked_up_once() -> None:
+    assert load.look_up("http://127.0.0.1:8080/x") == ("127.0.0.1", 8080)
+    assert load.look_up("http://127.0.0.1") == ("127.0.0.1", 80)
+
+
 def test_a_silent_server_makes_requests_fail_after_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(load, "TIMEOUT_SECONDS", 0.2)
     statistics = traffic(Server(delay=60), rate=40, seconds=0.25, connections=2)
