@@ -122,7 +122,7 @@ def test_binary_in_json_out_and_json_in_binary_out(doubler: WorkerProcess) -> No
 
 
 def test_every_data_type_passes_unchanged_both_ways(everything: WorkerProcess) -> None:
-    from trtmodel_worker.host.arena import DTYPES
+    from trtmodel_worker.engines.base import DTYPES
 
     tensors, blobs, expected = [], [], {}
     for name, dtype in DTYPES.items():
@@ -145,7 +145,7 @@ def test_every_data_type_passes_unchanged_both_ways(everything: WorkerProcess) -
 
 def all_but_fp16(everything: WorkerProcess, **data: Any) -> Any:
     """A request in JSON, FP16 as binary data, with `data` by data type."""
-    from trtmodel_worker.host.arena import DTYPES
+    from trtmodel_worker.engines.base import DTYPES
 
     tensors = []
     for name in DTYPES:
@@ -551,7 +551,7 @@ def test_http_1_0_clients_get_the_connection_that_they_ask_for(doubler: WorkerPr
 
 
 def test_only_the_outputs_asked_for_are_sent(everything: WorkerProcess) -> None:
-    from trtmodel_worker.host.arena import DTYPES
+    from trtmodel_worker.engines.base import DTYPES
 
     tensors = [
         {"name": f"x/{n}", "datatype": n, "shape": [1, 2], "parameters": {"binary_data_size": 2 * d.itemsize}}

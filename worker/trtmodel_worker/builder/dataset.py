@@ -19,17 +19,10 @@ from trtmodel_contract.gate import Task
 from trtmodel_contract.identity import Profile
 from trtmodel_contract.jobs import Reason
 
-from trtmodel_worker.engines.base import Array
+from trtmodel_worker.engines.base import DTYPES, Array
 from trtmodel_worker.engines.building import Graph, GraphTensor, Rejected
 
 LABELS = "labels"
-DTYPES: dict[str, np.dtype[Any]] = {
-    "FP32": np.dtype(np.float32),
-    "FP16": np.dtype(np.float16),
-    "FP64": np.dtype(np.float64),
-    "BOOL": np.dtype(np.bool_),
-    **{f"{sign}INT{bits}": np.dtype(f"{sign.lower()}int{bits}") for sign in ("", "U") for bits in (8, 16, 32, 64)},
-}
 
 
 @dataclass(frozen=True)

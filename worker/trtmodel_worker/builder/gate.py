@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnxruntime as ort
@@ -19,7 +18,7 @@ from trtmodel_contract.jobs import DataSet
 
 from trtmodel_worker.builder.dataset import DataSetFile
 from trtmodel_worker.builder.figures import OutputSums, Top1Counts
-from trtmodel_worker.engines.base import Array, Lane
+from trtmodel_worker.engines.base import Array, Lane, allocate_anew
 from trtmodel_worker.engines.building import Graph
 
 SIZE_SAMPLES = 16  # at least, per batch size: one sample that tips a rounding should not decide
@@ -111,7 +110,7 @@ def _both(
     full = batch
     if count < rows:
         full = {name: np.resize(array, (rows, *array.shape[1:])) for name, array in batch.items()}
-    expected, found = reference.run(full), dict(lane.run(full, _allocate))
+    expected, found = reference.run(full), dict(lane.run(full, allocate_anew))
     if count == rows:
         return expected, found
     return _trim(expected, rows, count), _trim(found, rows, count)
@@ -125,7 +124,7 @@ def _in_batches(lane: Lane, inputs: Mapping[str, Array], size: int) -> dict[str,
         batch = {name: array[start : start + size] for name, array in inputs.items()}
         count = len(next(iter(batch.values())))
         full = {name: np.resize(array, (size, *array.shape[1:])) for name, array in batch.items()}
-        for name, array in _trim(lane.run(full, _allocate), size, count).items():
+        for name, array in _trim(lane.run(full, allocate_anew), size, count).items():
             if array.ndim and len(array) == count:
                 parts.setdefault(name, []).append(array)
     joined = {name: np.concatenate(arrays) for name, arrays in parts.items() if _stackable(arrays)}
@@ -134,10 +133,6 @@ def _in_batches(lane: Lane, inputs: Mapping[str, Array], size: int) -> dict[str,
 
 def _stackable(arrays: Sequence[Array]) -> bool:
     return len({array.shape[1:] for array in arrays}) == 1
-
-
-def _allocate(_name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
-    return np.empty(shape, dtype)
 
 
 def _trim(outputs: Mapping[str, Array], rows: int, count: int) -> dict[str, Array]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from trtmodel_worker.builder.dataset import DataSetFile
 from trtmodel_worker.builder.gate import batch_sizes
-from trtmodel_worker.engines.base import Array, Lane
+from trtmodel_worker.engines.base import Array, Lane, allocate_anew
 from trtmodel_worker.engines.building import Graph
 
 SPREAD_FACTOR = 4.0
@@ -58,7 +58,7 @@ def record(graph: Graph, data: DataSetFile, lanes: Sequence[Lane]) -> list[Golde
 
 
 def run(lane: Lane, inputs: Mapping[str, Array]) -> dict[str, Array]:
-    return dict(lane.run(inputs, lambda _name, dtype, shape: np.empty(shape, dtype)))
+    return dict(lane.run(inputs, allocate_anew))
 
 
 def differences(expected: Mapping[str, Array], found: Mapping[str, Array]) -> dict[str, float]:

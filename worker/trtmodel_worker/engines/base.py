@@ -21,10 +21,31 @@ from numpy.typing import NDArray
 from trtmodel_contract.identity import LoadKey, Profile
 from trtmodel_contract.manifest import TensorSpec
 
+DTYPES: dict[str, np.dtype[np.generic]] = {
+    "BOOL": np.dtype(np.bool_),
+    "UINT8": np.dtype(np.uint8),
+    "UINT16": np.dtype(np.uint16),
+    "UINT32": np.dtype(np.uint32),
+    "UINT64": np.dtype(np.uint64),
+    "INT8": np.dtype(np.int8),
+    "INT16": np.dtype(np.int16),
+    "INT32": np.dtype(np.int32),
+    "INT64": np.dtype(np.int64),
+    "FP16": np.dtype(np.float16),
+    "FP32": np.dtype(np.float32),
+    "FP64": np.dtype(np.float64),
+}
+"""Data types that can be served, by their Open Inference Protocol name."""
+
 Array = NDArray[Any]
 Allocate = Callable[[str, "np.dtype[Any]", tuple[int, ...]], Array]
 """``allocate(output name, dtype, actual shape)`` -> C-contiguous writable array in the caller's memory.
 Raises ValueError when the output does not fit: the engine must not write anywhere else."""
+
+
+def allocate_anew(_name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
+    """The `Allocate` of a caller that wants its outputs nowhere in particular."""
+    return np.empty(shape, dtype)
 
 
 class EngineError(Exception):

@@ -10,7 +10,7 @@ import numpy as np
 from trtmodel_contract.identity import Profile
 from trtmodel_contract.manifest import Manifest, TensorSpec
 
-from trtmodel_worker.host.arena import DTYPES
+from trtmodel_worker.engines.base import DTYPES
 
 Shape = tuple[int, ...]
 _BINARY_ONLY = ("FP16",)

@@ -20,10 +20,10 @@ from typing import Protocol
 
 from trtmodel_contract.manifest import TensorSpec
 
+from trtmodel_worker.engines.base import DTYPES
 from trtmodel_worker.front.regions import NONE, SharedArena
 from trtmodel_worker.front.stats import RevisionStats
 from trtmodel_worker.front.windows import Counters
-from trtmodel_worker.host.arena import DTYPES
 from trtmodel_worker.host.wire import (
     MAX_MESSAGE_BYTES,
     Answer,

@@ -19,14 +19,14 @@ from typing import Any
 import numpy as np
 from trtmodel_contract.manifest import TensorSpec
 
+from trtmodel_worker.engines.base import DTYPES
 from trtmodel_worker.front.models import Admission, InputRule, Invalid, Shape, binary_only, short
+from trtmodel_worker.front.request import JSON_HEAD
 from trtmodel_worker.front.scheduler import Failed, Outputs
-from trtmodel_worker.host.arena import DTYPES
 
 HEADER_LENGTH = b"inference-header-content-length"
 _CACHED_PLANS = 64
 _CACHED_BYTES = 2048
-_JSON_HEAD = b"content-type: application/json\r\n"
 _BINARY_HEAD = b"content-type: application/octet-stream\r\ninference-header-content-length: %d\r\n"
 
 
@@ -96,7 +96,7 @@ class Codec:
         identity = f'"id":{json.dumps(plan.id)},' if plan.id is not None else ""
         text = f'{self._prefix}{identity}"outputs":[{",".join(parts)}]}}'.encode()
         if not blobs:
-            return _JSON_HEAD, text
+            return JSON_HEAD, text
         return _BINARY_HEAD % len(text), b"".join((text, *blobs))
 
     def _plan(self, head: bytes) -> Plan:

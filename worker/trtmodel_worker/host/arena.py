@@ -14,7 +14,7 @@ import fcntl
 import math
 import mmap
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,24 +22,10 @@ from numpy.typing import NDArray
 from trtmodel_contract.identity import Profile
 from trtmodel_contract.manifest import TensorSpec
 
+from trtmodel_worker.engines.base import DTYPES
+
 ALIGNMENT = 64  # a cache line, and what CUDA copies and vector loads like
 _PAGE = mmap.PAGESIZE
-
-DTYPES: dict[str, np.dtype[np.generic]] = {
-    "BOOL": np.dtype(np.bool_),
-    "UINT8": np.dtype(np.uint8),
-    "UINT16": np.dtype(np.uint16),
-    "UINT32": np.dtype(np.uint32),
-    "UINT64": np.dtype(np.uint64),
-    "INT8": np.dtype(np.int8),
-    "INT16": np.dtype(np.int16),
-    "INT32": np.dtype(np.int32),
-    "INT64": np.dtype(np.int64),
-    "FP16": np.dtype(np.float16),
-    "FP32": np.dtype(np.float32),
-    "FP64": np.dtype(np.float64),
-}
-"""Data types that can be served, by their Open Inference Protocol name."""
 
 
 class Unservable(ValueError):
@@ -141,32 +127,33 @@ class Arena:
 def sealed_copy(name: str, source: int, size: int) -> int:
     """A memory file with the first `size` bytes of the open file `source` that nobody can change any more; its
     descriptor. Raises OSError, EOFError if the source is shorter."""
-    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:
+
+    def copy(fd: int) -> None:
         done = 0
         while done < size:
             sent = os.sendfile(fd, source, done, min(size - done, 16 << 20))
             if not sent:
                 raise EOFError(f"{name} has {done} bytes where {size} were expected")
             done += sent
-        fcntl.fcntl(
-            fd,
-            fcntl.F_ADD_SEALS,
-            fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL,
-        )
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
+
+    return _sealed(name, copy)
 
 
 def sealed_bytes(name: str, data: bytes) -> int:
     """A memory file with `data` that nobody can change any more; its descriptor."""
-    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:
+
+    def write(fd: int) -> None:
         view = memoryview(data)
         while view:
             view = view[os.write(fd, view) :]
+
+    return _sealed(name, write)
+
+
+def _sealed(name: str, fill: Callable[[int], None]) -> int:
+    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        fill(fd)
         fcntl.fcntl(
             fd,
             fcntl.F_ADD_SEALS,

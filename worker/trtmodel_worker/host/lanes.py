@@ -15,6 +15,7 @@ from trtmodel_contract.exitcodes import HostExit
 from trtmodel_contract.manifest import TensorSpec
 
 from trtmodel_worker.engines.base import (
+    DTYPES,
     Array,
     DeviceLost,
     EngineError,
@@ -24,7 +25,7 @@ from trtmodel_worker.engines.base import (
     Recoverable,
     Sticky,
 )
-from trtmodel_worker.host.arena import ALIGNMENT, DTYPES, Arena, align
+from trtmodel_worker.host.arena import ALIGNMENT, Arena, align
 from trtmodel_worker.host.wire import (
     MAX_MESSAGE_BYTES,
     FailureClass,

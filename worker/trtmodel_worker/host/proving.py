@@ -5,13 +5,11 @@ from __future__ import annotations
 import io
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from trtmodel_contract.manifest import Golden, Manifest, TensorSpec
 
-from trtmodel_worker.engines.base import Array, EngineError, Lane
-from trtmodel_worker.host.arena import DTYPES
+from trtmodel_worker.engines.base import DTYPES, Array, EngineError, Lane, allocate_anew
 
 
 class SelfTestFailed(Exception):
@@ -36,9 +34,9 @@ def warm(lane: Lane, manifest: Manifest) -> float:
     slowest = 0.0
     for shapes in warm_shapes(manifest):
         inputs = {s.name: np.zeros(shapes[s.name], DTYPES[s.datatype]) for s in manifest.inputs}
-        lane.run(inputs, _allocate)
+        lane.run(inputs, allocate_anew)
         started = time.perf_counter()
-        lane.run(inputs, _allocate)
+        lane.run(inputs, allocate_anew)
         slowest = max(slowest, time.perf_counter() - started)
     return slowest
 
@@ -51,7 +49,7 @@ def self_test(lanes: Sequence[Lane], manifest: Manifest, goldens: Sequence[bytes
         inputs, expected = _read(golden, data, manifest)
         for number, lane in enumerate(lanes):
             try:
-                outputs = lane.run(inputs, _allocate)
+                outputs = lane.run(inputs, allocate_anew)
             except EngineError as e:
                 raise SelfTestFailed(f"lane {number} failed on golden sample {golden.blob.digest[:12]}: {e}") from e
             for fault in compare(expected, outputs, golden.tolerances, manifest.outputs):
@@ -101,7 +99,3 @@ def _read(golden: Golden, data: bytes, manifest: Manifest) -> tuple[dict[str, Ar
     except (ValueError, KeyError, OSError, EOFError) as e:
         raise SelfTestFailed(f"golden sample {golden.blob.digest[:12]} cannot be read: {e}") from e
     return inputs, outputs
-
-
-def _allocate(_name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
-    return np.empty(shape, dtype)

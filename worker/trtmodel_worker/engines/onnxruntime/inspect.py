@@ -40,7 +40,7 @@ def _tensor(what: str, node: Any) -> GraphTensor:
         text = f"{what} {node.name!r} is of {node.type}, which workers do not serve: cast it inside of the graph"
         raise Rejected(Reason.OPERATOR_UNSUPPORTED, text)
     return GraphTensor(
-        node.name, DATATYPES[node.type][0], tuple(d if isinstance(d, (int, str)) else "?" for d in node.shape)
+        node.name, DATATYPES[node.type], tuple(d if isinstance(d, (int, str)) else "?" for d in node.shape)
     )
 
 

@@ -13,6 +13,7 @@ from trtmodel_contract.identity import Profile
 from trtmodel_contract.manifest import TensorSpec
 
 from trtmodel_worker.engines.base import (
+    DTYPES,
     Allocate,
     Array,
     CannotLoad,
@@ -22,19 +23,19 @@ from trtmodel_worker.engines.base import (
     Recoverable,
 )
 
-DATATYPES: dict[str, tuple[str, np.dtype[Any]]] = {
-    "tensor(float)": ("FP32", np.dtype(np.float32)),
-    "tensor(float16)": ("FP16", np.dtype(np.float16)),
-    "tensor(double)": ("FP64", np.dtype(np.float64)),
-    "tensor(int8)": ("INT8", np.dtype(np.int8)),
-    "tensor(int16)": ("INT16", np.dtype(np.int16)),
-    "tensor(int32)": ("INT32", np.dtype(np.int32)),
-    "tensor(int64)": ("INT64", np.dtype(np.int64)),
-    "tensor(uint8)": ("UINT8", np.dtype(np.uint8)),
-    "tensor(uint16)": ("UINT16", np.dtype(np.uint16)),
-    "tensor(uint32)": ("UINT32", np.dtype(np.uint32)),
-    "tensor(uint64)": ("UINT64", np.dtype(np.uint64)),
-    "tensor(bool)": ("BOOL", np.dtype(np.bool_)),
+DATATYPES = {
+    "tensor(float)": "FP32",
+    "tensor(float16)": "FP16",
+    "tensor(double)": "FP64",
+    "tensor(int8)": "INT8",
+    "tensor(int16)": "INT16",
+    "tensor(int32)": "INT32",
+    "tensor(int64)": "INT64",
+    "tensor(uint8)": "UINT8",
+    "tensor(uint16)": "UINT16",
+    "tensor(uint32)": "UINT32",
+    "tensor(uint64)": "UINT64",
+    "tensor(bool)": "BOOL",
 }
 _INPUT_WORDS = ("out of data bounds", "INVALID_ARGUMENT")  # such as an id beyond an embedding's rows
 _ALLOCATION_WORDS = ("failed to allocate memory", "bad_alloc", "out of memory")
@@ -76,8 +77,8 @@ class OnnxLane:
     def __init__(self, session: ort.InferenceSession, profiles: tuple[Profile, ...]) -> None:
         self._session, self._profiles = session, profiles
         self._inputs = {node.name: node.shape for node in session.get_inputs()}
-        self._dtypes = {node.name: DATATYPES[node.type][1] for node in session.get_inputs()}
-        self._outputs = [(node.name, DATATYPES[node.type][1], node.shape) for node in session.get_outputs()]
+        self._dtypes = {node.name: DTYPES[DATATYPES[node.type]] for node in session.get_inputs()}
+        self._outputs = [(node.name, DTYPES[DATATYPES[node.type]], node.shape) for node in session.get_outputs()]
         self._foreseen = True
 
     def run(self, inputs: Mapping[str, Array], allocate: Allocate) -> Mapping[str, Array]:
@@ -183,4 +184,4 @@ def _spec(node: Any) -> TensorSpec:
     if node.type not in DATATYPES:
         raise CannotLoad(f"tensor {node.name!r} is of {node.type}, which this worker does not serve")
     shape = tuple(d if isinstance(d, int) else -1 for d in node.shape)
-    return TensorSpec(node.name, DATATYPES[node.type][0], shape)
+    return TensorSpec(node.name, DATATYPES[node.type], shape)
