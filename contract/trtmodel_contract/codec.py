@@ -136,6 +136,7 @@ def _decode(kind: Any, data: Any, where: str) -> Any:
 
 def _decode_key(kind: Any, key: str, where: str) -> Any:
     if kind is not int:
+        _require_unicode(key, where)
         return key
     if not _WHOLE.fullmatch(key):  # int() also takes " 3", "+3", "1_0" and digits of other scripts
         raise DocumentError(f"{where}: the key {_shown(key)} is not a whole number")
@@ -173,9 +174,19 @@ def _decode_scalar(kind: Any, data: Any, where: str) -> Any:
         data = _to_float(data)
     if not isinstance(data, kind) or (isinstance(data, bool) and kind is not bool):
         raise DocumentError(f"{where}: expected {kind.__name__}, found {_kind(data)}")
+    if kind is str:
+        _require_unicode(data, where)
     if kind is float and not math.isfinite(data):
         raise DocumentError(f"{where}: {data} is not a finite number")
     return data
+
+
+def _require_unicode(text: str, where: str) -> None:
+    """JSON's escapes can write half of a surrogate pair: such a document could be read, but never be written again."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as e:
+        raise DocumentError(f"{where}: {_shown(text)} is no Unicode text") from e
 
 
 def _to_float(number: int) -> float:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from trtmodel_contract.codec import dumps, loads
-from trtmodel_contract.control import DESIRED_PATH, REPORT_PATH, ControlError, Fence, Report, Routes
+from trtmodel_contract.codec import dumps, encode, loads
+from trtmodel_contract.control import DESIRED_PATH, REPORT_PATH, ControlError, DesiredRequest, Fence, Report, Routes
 from worker_harness import MODEL, REVISION_1, REVISION_2, REVISION_3, Bucket, Operator, WorkerProcess, request
 
 
@@ -146,3 +147,51 @@ def test_bad_documents_are_refused_with_what_is_wrong(served: tuple[WorkerProces
         assert answer.status == 400
         assert loads(ControlError, answer.body).message
     assert worker.control("GET", REPORT_PATH + "?after=x&wait=1").status == 400
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"candidateTtlSeconds": 10**400},
+        {"candidateTtlSeconds": -5},
+        {"sequence": 10**400},
+        {"sequence": -1},
+        {"uid": "\ud800"},
+        {"window": "\ud800"},
+        {"window": "w" * 900_000},
+        {"engines": 2000},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_signed_request_beyond_all_bounds_is_refused_and_nothing_of_it_is_held(
+    served: tuple[WorkerProcess, list[Any]], change: dict[str, Any]
+) -> None:
+    worker, (v1, _, _) = served
+    before = worker.report()
+    engine = {"role": "Stable", "artifact": encode(v1)}
+    fence = {"uid": change.get("uid", MODEL.uid), "sequence": change.get("sequence", before.fence.sequence + 1)}
+    model = {
+        "engines": [engine] * change.get("engines", 1),
+        "routes": {"stable": v1.manifest_digest},
+        "window": change.get("window", "w"),
+    }
+    document = {
+        "schema": DesiredRequest.SCHEMA,
+        "candidateTtlSeconds": change.get("candidateTtlSeconds", 300),
+        "desired": {"fence": fence, "models": {MODEL.name: model}},
+    }
+    answer = worker.control("PUT", DESIRED_PATH, json.dumps(document).encode())
+    assert (answer.status, loads(ControlError, answer.body).message != "") in ((400, True), (409, True))
+    after = worker.report()
+    assert (after.fence, after.models["m"].routes) == (before.fence, before.models["m"].routes)
+    assert worker.metrics().startswith("# HELP")
+
+
+def test_a_long_poll_for_a_version_of_a_former_process_is_answered_at_once(
+    served: tuple[WorkerProcess, list[Any]],
+) -> None:
+    worker, _ = served
+    version = worker.report().version
+    started = time.monotonic()
+    assert worker.report(f"?after={version + 1000}&wait=20").version == version
+    assert time.monotonic() - started < 5.0

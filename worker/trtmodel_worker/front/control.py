@@ -95,7 +95,7 @@ class ControlEndpoints:
         except ValueError:
             _refuse(request, 400, "Invalid", "after must be a version, wait a number of seconds")
             return
-        if after is None or not wait > 0:
+        if after is None or not wait > 0 or after > self._worker.version:  # that was said by a former process
             request.respond(200, dumps(self._worker.report()))
             return
         task = asyncio.create_task(self._tell_later(request, after, wait))

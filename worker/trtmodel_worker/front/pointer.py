@@ -54,7 +54,7 @@ def verified(mounted: Mounted, keyring: Keyring, model: ModelRef) -> BootPointer
         raise DocumentError(f"{POINTER_FILE} or {POINTER_SIGNATURE_FILE} is not mounted: the operator writes both")
     try:
         signature = decode(Signature, json.loads(mounted.signature))
-    except ValueError as e:
+    except (ValueError, RecursionError) as e:
         raise DocumentError(f"{POINTER_SIGNATURE_FILE}: {e}") from e
     keyring.verify(signature, pointer_payload(mounted.pointer))
     pointer = loads(BootPointer, mounted.pointer)
@@ -83,6 +83,7 @@ class MountWatch:
         self._dirs = (pointer_dir, keys_dir)
         self._changed = changed
         self._seen: Mounted | None = None
+        self._trouble = ""
 
     async def look(self) -> None:
         try:
@@ -90,8 +91,11 @@ class MountWatch:
             if mounted != self._seen:
                 self._changed(mounted)
                 self._seen = mounted
-        except Exception:
-            log.exception("the mounted files could not be taken over")
+            self._trouble = ""
+        except Exception as e:
+            if str(e) != self._trouble:  # every second the same would fill the log
+                self._trouble = str(e)
+                log.exception("the mounted files could not be taken over, this is tried on")
 
     async def run(self) -> None:
         while True:

@@ -41,6 +41,10 @@ log = logging.getLogger(__name__)
 DEBOUNCE_SECONDS = 10.0  # a host that is being replaced makes nobody leave the Service so soon
 KEPT_STATS = 16
 _DESCRIBE_RETRY_SECONDS = 5.0
+_MOST_SEQUENCE = 1 << 53  # JSON's numbers are exact so far
+_MOST_TTL_SECONDS = 86_400
+_MOST_WINDOW_CHARACTERS = 256
+_MOST_ENGINES = 16
 
 
 class NotYet(Exception):
@@ -138,12 +142,12 @@ class Worker:
         self._apply(model, None)
 
     def take(self, request: DesiredRequest) -> None:
-        """A request whose signature was checked. Raises Conflict, NotYet, DocumentError."""
+        """A request whose signature was checked. Raises Conflict, NotYet, DocumentError; then nothing has changed."""
         ruling = judge_request(self._held, self.model.uid, request.desired)
         model = request.desired.models.get(self.model.name)
         if model is None or len(request.desired.models) != 1:
             raise DocumentError(f"desired.models must hold {self.model.name!r} and nothing else")
-        _check(model)
+        _check(request, model)
         if self._pointer is None:
             raise NotYet("no pointer was mounted yet, so this worker does not know where its artifacts are")
         if ruling is Ruling.RENEW:
@@ -297,8 +301,17 @@ class Worker:
         )
 
 
-def _check(model: DesiredModel) -> None:
-    """Raises DocumentError if the routes make no sense."""
+def _check(request: DesiredRequest, model: DesiredModel) -> None:
+    """Raises DocumentError for what makes no sense, or would be held and shown in every report without bound."""
+    bounds = (
+        ("fence.sequence", request.desired.fence.sequence, 0, _MOST_SEQUENCE),
+        ("candidateTtlSeconds", request.candidate_ttl_seconds, 1, _MOST_TTL_SECONDS),
+        ("length of window", len(model.window), 0, _MOST_WINDOW_CHARACTERS),
+        ("number of engines", len(model.engines), 1, _MOST_ENGINES),
+    )
+    for what, value, low, high in bounds:
+        if not low <= value <= high:
+            raise DocumentError(f"{what} must be between {low} and {high}")
     listed = {engine.artifact.manifest_digest for engine in model.engines}
     routes = model.routes
     if routes.stable not in listed or (routes.candidate and routes.candidate not in listed):
