@@ -22,12 +22,13 @@ import kopf
 
 from trtmodel_operator import logs
 from trtmodel_operator.adapters.api import Api, configuration
-from trtmodel_operator.adapters.cluster import API_VERSION, GROUP, LABEL_MODEL, PLURAL, VERSION, KubernetesCluster
+from trtmodel_operator.adapters.cluster import PLURAL, KubernetesCluster
 from trtmodel_operator.adapters.signing import SigningKeyError, load_or_create
 from trtmodel_operator.adapters.workers import HttpWorkers
 from trtmodel_operator.controller import Controller, Witness
 from trtmodel_operator.health import Health
 from trtmodel_operator.lease import Lease
+from trtmodel_operator.manifests import API_VERSION, GROUP, LABEL_MODEL, VERSION
 from trtmodel_operator.metrics import OperatorMetrics
 from trtmodel_operator.ports import ClusterError
 from trtmodel_operator.queue import WorkQueue

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, start_http_server
 
+from trtmodel_operator import reasons
 from trtmodel_operator.model import Decision, Memory, Stage
 from trtmodel_operator.ports import Key
 
@@ -65,13 +66,13 @@ class OperatorMetrics:
     def persisted(self, key: Key, before: Memory, decision: Decision) -> None:
         after = decision.memory
         known = {(b.revision, b.target) for b in before.built}
-        self.builds.labels("Built").inc(sum((b.revision, b.target) not in known for b in after.built))
+        self.builds.labels(reasons.BUILT).inc(sum((b.revision, b.target) not in known for b in after.built))
         if after.failure is not None and after.failure != before.failure:
             self.builds.labels(after.failure.reason).inc()
         for entry in after.history:
             if entry not in before.history:
                 self.swaps.labels(entry.outcome).inc()
-                if entry.outcome == "RolledBack":
+                if entry.outcome == reasons.ROLLED_BACK:
                     self.rollbacks.labels(entry.reason).inc()
         self._stands_at(key, decision.situation.stage)
 

@@ -24,9 +24,6 @@ class ClusterError(Exception):
 
     def __init__(self, verb: str, resource: str, cause: str, status: int = 0, retry_after: float = 0.0) -> None:
         super().__init__(f"cannot {verb} {resource}: {cause}")
-        self.verb = verb
-        self.resource = resource
-        self.cause = cause
         self.status = status
         self.retry_after = retry_after
 

@@ -8,9 +8,7 @@ ImagePullBackOff, OOMKilled, DeadlineExceeded, CrashLoopBackOff ...
 DELETING = "Deleting"
 INVALID_SPEC = "InvalidSpec"
 PAUSED = "Paused"
-RESOLVING = "Resolving"
 RESOLVED = "Resolved"
-BUILDING = "Building"
 BUILT = "Built"
 DEPLOYING = "Deploying"
 PREPARING = "Preparing"
@@ -48,7 +46,7 @@ NO_WORKER_IMAGE = "NoWorkerImage"
 JOB_FAILED = "JobFailed"
 RESULT_MISSING = "ResultMissing"
 VERIFICATION_MISSING = "VerificationMissing"
-SOURCE_CHANGED = "SourceChanged"
+CLUSTER_REFUSED = "ClusterRefused"
 
 # Only in conditions
 AS_ASKED = "AsAsked"

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from trtmodel_contract.codec import encode
 
-from trtmodel_operator import conditions, manifests
+from trtmodel_operator import conditions, manifests, reasons
 from trtmodel_operator.adapters import signing
 from trtmodel_operator.adapters.observe import observe
 from trtmodel_operator.decide import decide
@@ -160,5 +160,5 @@ def _refused(decision: Decision, error: ClusterError) -> Decision:
     """The same decision, told as what it came to: an effect that the API server will never accept as it is."""
     message = f"The API server refused a step of this rollout: {error}. Correct the spec or the operator's rights."
     return dataclasses.replace(
-        decision, situation=dataclasses.replace(decision.situation, reason="ClusterRefused", message=message)
+        decision, situation=dataclasses.replace(decision.situation, reason=reasons.CLUSTER_REFUSED, message=message)
     )

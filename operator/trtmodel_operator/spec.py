@@ -32,7 +32,6 @@ PRECISIONS = ("FP32", "FP16", "BF16", "INT8", "FP8")
 CALIBRATIONS = ("Entropy", "MinMax")
 DEFAULT_STEPS = ({"workers": 1, "hold": "2m"}, {"workers": "50%", "hold": "2m"})
 COMMAND_LENGTH = 200  # bounds what is remembered of a command, also of one that is not understood
-COMMANDS = ("abort", "rollback", "retry", "refresh", "promote", "skip-step")
 
 # Prefixes and names that user settings of pods may not replace (the CRD says the same).
 RESERVED_KEYS = ("trtmodel.io/", "app.kubernetes.io/")

@@ -12,11 +12,10 @@ from urllib.parse import quote
 
 from trtmodel_operator.adapters.api import Api
 from trtmodel_operator.adapters.events import EventPoster
+from trtmodel_operator.manifests import API_VERSION, GROUP, KIND, LABEL_MODEL
 from trtmodel_operator.ports import ClusterError, Conflict, Json, Key
 
-GROUP, VERSION, PLURAL, KIND = "trtmodel.io", "v1alpha1", "trtmodels", "TRTModel"
-API_VERSION = f"{GROUP}/{VERSION}"
-LABEL_MODEL = f"{GROUP}/model"
+PLURAL = "trtmodels"
 MANAGER_ROLLOUT = "trtmodel-rollout"
 MANAGER_STATUS = "trtmodel-status"
 MANAGER_CHILDREN = "trtmodel-children"

@@ -34,7 +34,6 @@ from trtmodel_operator.model import (
 from trtmodel_operator.ports import Json, Signer, WorkerError, Workers
 
 ANNOTATION_COMMAND = "trtmodel.io/command"
-ENV_MODEL_UID = "TRTMODEL_MODEL_UID"
 MESSAGE_BYTES = 1024  # of what the cluster says about a pod
 
 # Why a container does not run. ContainerCreating and PodInitializing are ordinary and not in it.
@@ -186,7 +185,7 @@ def _is_worker_of(pod: Json, model: ModelRef) -> bool:
     if (pod.get("status") or {}).get("phase") in ("Failed", "Succeeded"):
         return False
     variables = (e for c in (pod.get("spec") or {}).get("containers") or () for e in c.get("env") or ())
-    return any(e.get("name") == ENV_MODEL_UID and e.get("value") == model.uid for e in variables)
+    return any(e.get("name") == manifests.ENV_MODEL_UID and e.get("value") == model.uid for e in variables)
 
 
 async def _workers(pods: Sequence[Json], workers: Workers) -> tuple[ObservedWorker, ...]:

@@ -31,7 +31,6 @@ _WAYS_OUT = {
     "DeadlineExceeded": "raise spec.build.deadline, or find out what it waited for",
     "Unschedulable": "add such a node, or change spec.targets or spec.build.nodeSelector",
     "ImagePullBackOff": "check the image's name and spec.serving.pod.imagePullSecrets",
-    "ErrImagePull": "check the image's name and spec.serving.pod.imagePullSecrets",
     "Evicted": "give the node room, or lower what spec.build.resources asks for",
 }
 _AGAIN = "then change the spec, or use the command retry"

@@ -8,6 +8,10 @@ and mounts no API token. Workers and Jobs read the user's storage credentials fr
 from trtmodel_operator.manifests.jobs import job
 from trtmodel_operator.manifests.names import (
     ANNOTATION_FINGERPRINT,
+    API_VERSION,
+    ENV_MODEL_UID,
+    GROUP,
+    KIND,
     LABEL_KIND,
     LABEL_MODEL,
     LABEL_PLATFORM,
@@ -15,6 +19,7 @@ from trtmodel_operator.manifests.names import (
     LABEL_TARGET,
     ROLE_JOB,
     ROLE_WORKER,
+    VERSION,
     keys_name,
     platform,
     service_name,
@@ -39,6 +44,10 @@ from trtmodel_operator.manifests.workers import (
 
 __all__ = [
     "ANNOTATION_FINGERPRINT",
+    "API_VERSION",
+    "ENV_MODEL_UID",
+    "GROUP",
+    "KIND",
     "LABEL_KIND",
     "LABEL_MODEL",
     "LABEL_PLATFORM",
@@ -46,6 +55,7 @@ __all__ = [
     "LABEL_TARGET",
     "ROLE_JOB",
     "ROLE_WORKER",
+    "VERSION",
     "boot_pointer",
     "job",
     "keys_config_map",

@@ -9,7 +9,8 @@ from trtmodel_contract.identity import ModelRef, short_hash
 
 from trtmodel_operator.model import Platform, Spec
 
-API_VERSION = "trtmodel.io/v1alpha1"
+GROUP, VERSION, KIND = "trtmodel.io", "v1alpha1", "TRTModel"
+API_VERSION = f"{GROUP}/{VERSION}"
 LABEL_MODEL = "trtmodel.io/model"
 LABEL_ROLE = "trtmodel.io/role"
 LABEL_TARGET = "trtmodel.io/target"
@@ -18,6 +19,7 @@ LABEL_KIND = "trtmodel.io/kind"
 ROLE_WORKER = "worker"
 ROLE_JOB = "job"
 ANNOTATION_FINGERPRINT = "trtmodel.io/fingerprint"
+ENV_MODEL_UID = "TRTMODEL_MODEL_UID"  # tells a worker's pod from one of a deleted namesake
 GPU_RESOURCE = "nvidia.com/gpu"
 GPU_PRODUCT_LABEL = "nvidia.com/gpu.product"
 PLATFORM_HASH = 8
@@ -55,7 +57,7 @@ def metadata(model: ModelRef, name: str, labels: Mapping[str, str]) -> dict[str,
         "ownerReferences": [
             {
                 "apiVersion": API_VERSION,
-                "kind": "TRTModel",
+                "kind": KIND,
                 "name": model.name,
                 "uid": model.uid,
                 "controller": True,

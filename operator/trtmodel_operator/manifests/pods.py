@@ -72,21 +72,18 @@ def resources(defaults: Mapping[str, Mapping[str, str]], asked: object, gpus: in
     """The user's values over ours. Where only one of request and limit is given, our other one gives way to it: a
     request above its limit would be refused when the pod is created, far from who wrote it."""
     asked = asked if isinstance(asked, Mapping) else {}
-    requests = {**defaults["requests"], **_amounts(asked.get("requests"))}
-    limits = {**defaults["limits"], **_amounts(asked.get("limits"))}
+    asked_requests, asked_limits = strings(asked.get("requests")), strings(asked.get("limits"))
+    requests, limits = {**defaults["requests"], **asked_requests}, {**defaults["limits"], **asked_limits}
     for name in sorted(set(requests) & set(limits)):
-        if _quantity(requests[name]) > _quantity(limits[name]):
-            if name in _amounts(asked.get("requests")) and name not in _amounts(asked.get("limits")):
-                limits[name] = requests[name]
-            elif name not in _amounts(asked.get("requests")):
-                requests[name] = limits[name]
+        if _quantity(requests[name]) <= _quantity(limits[name]):
+            continue
+        if name not in asked_requests:
+            requests[name] = limits[name]
+        elif name not in asked_limits:
+            limits[name] = requests[name]
     if gpus:
         limits[GPU_RESOURCE] = str(gpus)
     return {"requests": requests, "limits": limits}
-
-
-def _amounts(value: object) -> dict[str, str]:
-    return {str(k): str(v) for k, v in value.items()} if isinstance(value, Mapping) else {}
 
 
 _UNITS = {"n": Decimal("1e-9"), "u": Decimal("1e-6"), "m": Decimal("1e-3"), "k": Decimal(1000)}

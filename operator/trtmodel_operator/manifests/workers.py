@@ -11,6 +11,7 @@ from trtmodel_contract.jobs import CREDENTIALS_DIR_ENV
 from trtmodel_operator.manifests import pods
 from trtmodel_operator.manifests.names import (
     ANNOTATION_FINGERPRINT,
+    ENV_MODEL_UID,
     LABEL_MODEL,
     LABEL_PLATFORM,
     LABEL_ROLE,
@@ -120,7 +121,7 @@ def _worker_env(model: ModelRef, spec: Spec) -> list[Manifest]:
     }
     plain = {
         "TRTMODEL_MODEL": model.name,
-        "TRTMODEL_MODEL_UID": model.uid,
+        ENV_MODEL_UID: model.uid,
         "TRTMODEL_RUNTIME": spec.engine.runtime,
         "TRTMODEL_CONTEXTS": str(spec.serving.contexts),
         "TRTMODEL_REQUEST_TIMEOUT_SECONDS": f"{spec.serving.request_timeout:g}",
