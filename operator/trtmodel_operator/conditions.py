@@ -42,6 +42,7 @@ _ENDED = (
     Stage.STALLED,
 )
 _REASON = re.compile(r"[A-Za-z]([A-Za-z0-9_]{0,62}[A-Za-z0-9])?")
+_NO_NEWS = (reasons.NOT_STALLED, reasons.NOT_BUILT, reasons.NOT_MEASURED)  # they say that there is nothing to tell
 _BAD_WHEN = {STALLED: "True", DEGRADED: "True", AVAILABLE: "False", VERIFIED: "False"}
 
 
@@ -75,19 +76,21 @@ def status(seen: Observed, decision: Decision, previous: Mapping[str, object]) -
 def events(
     previous: Mapping[str, object], status: Mapping[str, object], notices: Sequence[Notice] = ()
 ) -> list[Notice]:
-    """What is worth an event: conditions whose status or reason changed, one event for all of one reason, and what
-    happened once (a command)."""
+    """What is worth an event: a condition that is True and was not, or for another reason; one that is not True any
+    more, or not Unknown any more; and what happened once (a command). One event for all of one reason. A reason that
+    some condition had before is told again only where a status changes with it."""
     before = {str(c.get("type")): c for c in targets.listed(previous.get("conditions"))}
+    told = {c.get("reason") for c in before.values()}
     found: dict[str, Notice] = {}
     for c in targets.listed(status.get("conditions")):
-        kind, old = str(c.get("type")), before.get(str(c.get("type")), {})
-        if (c.get("status"), c.get("reason")) == (old.get("status"), old.get("reason")):
+        kind, state, reason = str(c.get("type")), c.get("status"), str(c.get("reason"))
+        old = before.get(kind, {})
+        turned = state != old.get("status") and bool(old or state == "True")
+        if reason in _NO_NEWS or not (turned or (state == "True" and reason not in told)):
             continue
-        reason, message = str(c.get("reason")), str(c.get("message"))
-        warning = _BAD_WHEN.get(kind) == c.get("status") and bool(old or kind in (STALLED, DEGRADED))
-        known = found.get(reason)
-        if known is None or (warning and not known.warning):
-            found[reason] = Notice(reason, message, warning)
+        warning = _BAD_WHEN.get(kind) == state
+        if reason not in found or (warning and not found[reason].warning):
+            found[reason] = Notice(reason, str(c.get("message")), warning)
     return [*notices, *found.values()]
 
 

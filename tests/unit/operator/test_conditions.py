@@ -370,8 +370,27 @@ def test_what_a_person_commanded_is_told_also_when_status_stays_the_same() -> No
     assert conditions.events(before, before, [notice]) == [notice]
 
 
-def test_a_first_visit_warns_of_nothing() -> None:
-    assert not any(e.warning for e in conditions.events({}, status(new())))
+def test_a_first_visit_tells_only_what_begins() -> None:
+    assert [(e.reason, e.warning) for e in conditions.events({}, status(new()))] == [("Resolving", False)]
+
+
+def test_a_gate_that_passed_is_told_once_though_two_conditions_say_so_one_after_the_other() -> None:
+    judged = status(serving(A))
+    moved = [
+        c | {"status": T, "reason": "GatePassed"} if c["type"] == "Progressing" else c for c in judged["conditions"]
+    ]
+    before = judged | {
+        "conditions": [c | {"status": T} if c["type"] == "Progressing" else c for c in judged["conditions"]]
+    }
+    assert {c["type"]: c["reason"] for c in judged["conditions"]}["Verified"] == "GatePassed"
+    assert conditions.events(before, judged | {"conditions": moved}) == []
+
+
+def test_what_is_degraded_warns_and_what_is_well_again_is_told() -> None:
+    well = status(serving(A))
+    hurt = status(without(serving(A), "w1"), well)
+    assert ("WorkersMissing", True) in [(e.reason, e.warning) for e in conditions.events(well, hurt)]
+    assert ("AsAsked", False) in [(e.reason, e.warning) for e in conditions.events(hurt, status(serving(A), hurt))]
 
 
 def test_a_failure_that_is_over_is_not_shown() -> None:
