@@ -39,8 +39,7 @@ e2e: venv cluster-up
 demo: venv
 	$(BIN)/python examples/magika/demo.py
 
-demo-down:
-	tests/cluster/cluster down --purge
+demo-down: cluster-purge
 
 # make lock    after a change of the dependencies in pyproject.toml
 lock: venv

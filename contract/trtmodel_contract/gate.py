@@ -32,6 +32,9 @@ class Verdict(str, enum.Enum):
     NO_DATA = "NoData"
 
 
+WORST_FIRST = (Verdict.FAIL, Verdict.NO_DATA, Verdict.INCONCLUSIVE, Verdict.PASS)
+
+
 @dataclass(frozen=True)
 class Thresholds:
     """`top1_delta`: share of answers that may differ (without labels), or of accuracy that may be lost (with).

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from trtmodel_contract.control import AttemptCounts
-from trtmodel_contract.gate import Verdict
+from trtmodel_contract.gate import WORST_FIRST, Verdict
 from trtmodel_contract.histogram import count, count_above, merge, quantile
 
 from trtmodel_operator.model import AnalysisSpec
@@ -97,10 +97,7 @@ def look(candidate: AttemptCounts, baseline: AttemptCounts, limits: AnalysisSpec
 
 
 def _worst(*verdicts: Verdict) -> Verdict:
-    for verdict in (Verdict.FAIL, Verdict.NO_DATA, Verdict.INCONCLUSIVE):
-        if verdict in verdicts:
-            return verdict
-    return Verdict.PASS
+    return min(verdicts, key=WORST_FIRST.index)
 
 
 def _failures(counts: AttemptCounts) -> int:

@@ -9,7 +9,6 @@ Reconciling and Stalled follow kstatus (Helm, Flux, Argo CD): a wait for Ready e
 
 from __future__ import annotations
 
-import datetime
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from trtmodel_contract.gate import Verdict
 
 from trtmodel_operator import facts, manifests, reasons, targets
 from trtmodel_operator.model import Decision, Notice, Observed, Signal, Stage
+from trtmodel_operator.text import cut, timestamp
 
 # The order in which they stand in status.
 AVAILABLE = "Available"
@@ -63,7 +63,7 @@ def status(seen: Observed, decision: Decision, previous: Mapping[str, object]) -
     found: targets.Status = {
         "observedGeneration": seen.generation,
         "phase": _phase(decision, degraded),
-        "summary": targets.cut(_summary(seen, decision), SUMMARY_LENGTH),
+        "summary": cut(_summary(seen, decision), SUMMARY_LENGTH),
         "conditions": [_written(c, seen, previous) for c in conditions],
         "targets": [targets.target_status(seen, decision, t) for t in seen.spec.targets] if seen.spec else [],
         "history": [targets.history_status(entry) for entry in decision.memory.history],
@@ -217,17 +217,16 @@ _CONDITIONS = (_available, _ready, _reconciling, _stalled, _built, _verified, _p
 
 
 def _written(condition: Condition, seen: Observed, previous: Mapping[str, object]) -> targets.Status:
-    """As metav1 has it. The time changes only with the status; whole seconds, since that is what is stored."""
+    """As metav1 has it. The time changes only with the status."""
     old = next((c for c in targets.listed(previous.get("conditions")) if c.get("type") == condition.type), {})
-    now = datetime.datetime.fromtimestamp(int(seen.now), datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
     changed = old.get("status") != condition.status or not isinstance(old.get("lastTransitionTime"), str)
     return {
         "type": condition.type,
         "status": condition.status,
         "observedGeneration": seen.generation,
-        "lastTransitionTime": now if changed else old["lastTransitionTime"],
+        "lastTransitionTime": timestamp(seen.now) if changed else old["lastTransitionTime"],
         "reason": condition.reason if _REASON.fullmatch(condition.reason) else reasons.OTHER,
-        "message": targets.cut(condition.message, targets.MESSAGE_LENGTH),
+        "message": cut(condition.message, targets.MESSAGE_LENGTH),
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from trtmodel_contract.gate import GateFigures, Verdict, judge
+from trtmodel_contract.gate import WORST_FIRST, GateFigures, Verdict, judge
 
 from trtmodel_operator import facts, reasons
 from trtmodel_operator.model import (
@@ -17,6 +17,7 @@ from trtmodel_operator.model import (
     ObservedWorker,
     Target,
 )
+from trtmodel_operator.text import cut
 
 Status = dict[str, object]
 
@@ -129,14 +130,13 @@ def verdict(seen: Observed, decision: Decision, target: Target) -> tuple[Verdict
     """The worst of the target's engines on today's data set."""
     if seen.spec is None or not decision.wanted:
         return None
-    order = (Verdict.FAIL, Verdict.NO_DATA, Verdict.INCONCLUSIVE, Verdict.PASS)
     found = []
     for built in decision.memory.built:
         same = (built.revision, built.target, built.gate) == (decision.wanted, target.name, decision.gate)
         if same and built.artifact.figures is not None:
             judged = judge(built.artifact.figures, seen.spec.verify.thresholds)
             found.append((judged.verdict, judged.sentence, built.artifact.figures))
-    return min(found, key=lambda v: order.index(v[0])) if found else None
+    return min(found, key=lambda v: WORST_FIRST.index(v[0])) if found else None
 
 
 def on_candidate(seen: Observed, decision: Decision, worker: ObservedWorker) -> bool:
@@ -160,7 +160,3 @@ def as_planned(seen: Observed, decision: Decision, worker: ObservedWorker) -> bo
 
 def listed(value: object) -> list[Mapping[str, object]]:
     return [v for v in value if isinstance(v, Mapping)] if isinstance(value, Sequence) else []
-
-
-def cut(text: str, limit: int) -> str:
-    return text if len(text) <= limit else text[: limit - 3] + "..."

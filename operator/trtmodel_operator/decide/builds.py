@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trtmodel_contract.gate import GateVerdict, Verdict, judge
+from trtmodel_contract.gate import WORST_FIRST, GateVerdict, Verdict, judge
 from trtmodel_contract.identity import short_hash
 from trtmodel_contract.jobs import (
     FoundArtifact,
@@ -184,13 +184,17 @@ def renewal(turn: Turn) -> float | None:
 
 def gate_key(turn: Turn) -> str:
     """What figures must have been measured with to count today."""
-    resolved, verify = jobs.known(turn), turn.spec.verify
-    return short_hash(resolved.dataset_digest if resolved else "", verify.task.value, str(verify.samples))
+    resolved = jobs.known(turn)
+    return _gate_key(turn, resolved.dataset_digest if resolved else "")
 
 
 # ---------------------------------------------------------------------------------------------------------------
 # Engines and verdicts
 # ---------------------------------------------------------------------------------------------------------------
+
+
+def _gate_key(turn: Turn, dataset_digest: str) -> str:
+    return short_hash(dataset_digest, turn.spec.verify.task.value, str(turn.spec.verify.samples))
 
 
 def _in_the_making(turn: Turn) -> bool:
@@ -229,7 +233,7 @@ def _gate_failed(turn: Turn, sentence: str) -> Outcome:
 def _usable(turn: Turn, result: ResolveResult) -> list[Built]:
     """Engines that resolve found: with figures of this data set, and for a load key that the target's workers report,
     or the only one that there is."""
-    key = short_hash(result.dataset_digest, turn.spec.verify.task.value, str(turn.spec.verify.samples))
+    key = _gate_key(turn, result.dataset_digest)
     keys = {str(f.load_key) for f in result.found}
     usable = []
     for target in turn.spec.targets:
@@ -286,10 +290,9 @@ def _take_engine(turn: Turn, target: Target, job: ObservedJob, result: JobResult
 
 def _judged(turn: Turn, target: Target) -> GateVerdict:
     """The worst verdict of the target's engines."""
-    worst = GateVerdict(Verdict.NO_DATA, f"there is no verified engine for target {target.name}")
-    order = (Verdict.FAIL, Verdict.NO_DATA, Verdict.INCONCLUSIVE, Verdict.PASS)
+    none = GateVerdict(Verdict.NO_DATA, f"there is no verified engine for target {target.name}")
     verdicts = [judge(f.figures, turn.spec.verify.thresholds) for f in _built(turn, target) or () if f.figures]
-    return min(verdicts, key=lambda v: order.index(v.verdict), default=worst)
+    return min(verdicts, key=lambda v: WORST_FIRST.index(v.verdict), default=none)
 
 
 def _make_candidate(turn: Turn, revision: str, verdicts: list[GateVerdict]) -> Outcome:

@@ -55,8 +55,7 @@ def _rollback(turn: Turn, command: Command) -> Outcome | None:
     if memory.candidate is not None:
         return roll_back(turn, reasons.ROLLED_BACK_BY_COMMAND, why)
     left = memory.stable
-    digests = tuple(a.manifest_digest for a in left.artifacts)
-    record(turn, left.revision, reasons.ROLLED_BACK, reasons.ROLLED_BACK_BY_COMMAND, why, digests)
+    record(turn, left.revision, reasons.ROLLED_BACK, reasons.ROLLED_BACK_BY_COMMAND, why, left.digests)
     reject(turn, left.revision, reasons.ROLLED_BACK_BY_COMMAND, why)
     turn.remember(stable=goal, standby=left, stable_resolved=None)
     message = f"going back from {left.revision} to {goal.revision}: {why}"

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from trtmodel_contract.control import AttemptCounts, EngineState
-from trtmodel_contract.gate import Verdict
+from trtmodel_contract.gate import WORST_FIRST, Verdict
 from trtmodel_contract.jobs import Reason
 
 from trtmodel_operator import analysis, facts, reasons
@@ -146,8 +146,7 @@ def _look(turn: Turn, stable: Deployed, candidate: Deployed, limits: AnalysisSpe
     looks = [
         _look_at(turn, facts.present(turn.seen, target.name), stable, candidate, limits) for target in turn.spec.targets
     ]
-    order = (Verdict.PASS, Verdict.INCONCLUSIVE, Verdict.NO_DATA, Verdict.FAIL)
-    return max(looks, key=lambda look: order.index(look.verdict))
+    return min(looks, key=lambda look: WORST_FIRST.index(look.verdict))
 
 
 def _look_at(

@@ -163,9 +163,8 @@ def _open_step(turn: Turn, step: StepMemory, identity: str, members: list[Observ
 
 def _make_stable(turn: Turn, candidate: Deployed) -> None:
     memory = turn.memory
-    digests = tuple(a.manifest_digest for a in candidate.artifacts)
-    sentence = memory.step.sentence if memory.step else "the first revision"
-    record(turn, candidate.revision, reasons.PROMOTED, reasons.PROMOTED, sentence or "every step was passed", digests)
+    sentence = (memory.step.sentence or "every step was passed") if memory.step else "the first revision"
+    record(turn, candidate.revision, reasons.PROMOTED, reasons.PROMOTED, sentence, candidate.digests)
     kept = {candidate.revision, memory.stable.revision if memory.stable else ""}
     turn.remember(
         stable=candidate,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 from dataclasses import dataclass, field, replace
 
 from trtmodel_contract.codec import canonical, encode
@@ -21,6 +20,7 @@ from trtmodel_operator.model import (
     Spec,
     Stage,
 )
+from trtmodel_operator.text import cut, timestamp
 
 NEXT = 0.05  # seconds: one thing is done, the next is to be decided
 SOON = 2.0  # seconds: something moves in the workers; their long polls usually tell it first
@@ -92,15 +92,14 @@ def short_uid(worker: ObservedWorker) -> str:
 
 def record(turn: Turn, revision: str, outcome: str, reason: str, message: str, digests: tuple[str, ...] = ()) -> None:
     """A finished rollout, newest first."""
-    at = datetime.datetime.fromtimestamp(int(turn.seen.now), datetime.timezone.utc)
-    entry = HistoryEntry(revision, outcome, reason, at.strftime("%Y-%m-%dT%H:%M:%SZ"), digests, _cut(message))
+    entry = HistoryEntry(revision, outcome, reason, timestamp(turn.seen.now), digests, cut(message, MESSAGE_LENGTH))
     limit = turn.seen.spec.rollout.history_limit if turn.seen.spec else 5
     turn.remember(history=(entry, *turn.memory.history)[:limit])
 
 
 def reject(turn: Turn, revision: str, reason: str, message: str) -> None:
     """Not tried again until verify or analysis change, or a person asks for it."""
-    entry = Rejected(revision, verification_key(turn.seen.spec), reason, _cut(message))
+    entry = Rejected(revision, verification_key(turn.seen.spec), reason, cut(message, MESSAGE_LENGTH))
     others = [r for r in turn.memory.rejected if r.revision != revision]
     turn.remember(rejected=(entry, *others)[:REJECTED_KEPT])
 
@@ -109,8 +108,7 @@ def drop_candidate(turn: Turn, outcome: str, reason: str, message: str) -> None:
     """The candidate is no more: workers go back to stable with this very pass."""
     candidate = turn.memory.candidate
     assert candidate is not None
-    digests = tuple(a.manifest_digest for a in candidate.artifacts)
-    record(turn, candidate.revision, outcome, reason, message, digests)
+    record(turn, candidate.revision, outcome, reason, message, candidate.digests)
     turn.remember(candidate=None, step=None, waiting="", waited=0.0, waited_at=0.0)
 
 
@@ -127,7 +125,3 @@ def rolled_back(revision: str, stable: str, reason: str, message: str) -> Situat
     back = f"{stable} serves" if stable else "nothing to roll back to: no revision was ever promoted"
     way_out = "change the spec, or try it once more with the command retry"
     return Situation(Stage.ROLLED_BACK, reason, f"{revision} was taken back: {message}. {back}; {way_out}")
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= MESSAGE_LENGTH else text[: MESSAGE_LENGTH - 3] + "..."

@@ -27,6 +27,10 @@ class Deployed:
     revision: str
     artifacts: tuple[Artifact, ...]
 
+    @property
+    def digests(self) -> tuple[str, ...]:
+        return tuple(a.manifest_digest for a in self.artifacts)
+
 
 @dataclass(frozen=True)
 class Resolved:
