@@ -42,20 +42,17 @@ class ObservedJob:
 @dataclass(frozen=True)
 class ObservedWorker:
     """A worker pod that has not ended (an evicted one is no worker). `report` is None if it could not be asked; then
-    `silence` says why: it is unknown, not healthy. `restarts` of its container, `restarted_at` when the last one that
-    died ended (lastState.terminated.finishedAt); `trouble` as for jobs."""
+    `silence` says why: it is unknown, not healthy. `restarted_at` is when a container of it that died ended
+    (lastState.terminated.finishedAt); `trouble` as for jobs."""
 
     pod: str
     uid: str
     ip: str
     target: str
-    platform: str
     ready: bool
     terminating: bool
-    created_at: float
     report: Report | None = None
     silence: str = ""
-    restarts: int = 0
     restarted_at: float | None = None
     trouble: str = ""
     message: str = ""
@@ -70,7 +67,6 @@ class ObservedWorkload:
     target: str
     platform: str
     replicas: int
-    ready_replicas: int
     fingerprint: str
     image: str = ""
     trouble: str = ""

@@ -240,7 +240,7 @@ def _apply_workload(seen: Scene, action: ApplyWorkload) -> Scene:
     assert seen.spec is not None
     fingerprint = manifests.workload_fingerprint(seen.model, seen.spec, action)
     workload = ObservedWorkload(
-        action.name, action.target.name, action.platform.hash, action.replicas, 0, fingerprint, action.platform.image
+        action.name, action.target.name, action.platform.hash, action.replicas, fingerprint, action.platform.image
     )
     workers = list(seen.workers)[: action.replicas]
     pointer = next((p for p in seen.pointers if p.name == action.name), None)
@@ -275,7 +275,7 @@ def booted(uid: str, pointer: ObservedPointer) -> ObservedWorker:
         key_ids=("k1",),
         models={MODEL.name: ModelReport(tuple(engines), routes, {"": {}})},
     )
-    return ObservedWorker(f"pod-{uid}", uid, "10.0.0.1", "default", "p", True, False, NOW, report)
+    return ObservedWorker(f"pod-{uid}", uid, "10.0.0.1", "default", True, False, report)
 
 
 def _told(seen: Scene, signal: Signal, loading: set[str]) -> Report:

@@ -143,7 +143,7 @@ def scenes(draw: st.DrawFn) -> Scene:
         spec=draw(st.sampled_from([seen.spec, seen.spec, seen.spec, None])),
         command=draw(st.sampled_from([None, Command(verb, draw(st.sampled_from(["", A, B])), f"{verb}#1")])),
         pointers=draw(st.sampled_from([seen.pointers, (), tuple(replace(p, sequence=7) for p in seen.pointers)])),
-        workloads=draw(st.sampled_from([seen.workloads, (), (ObservedWorkload("x", "gone", "p", 1, 1, ""),)])),
+        workloads=draw(st.sampled_from([seen.workloads, (), (ObservedWorkload("x", "gone", "p", 1, ""),)])),
         default_image=draw(st.sampled_from(["worker:1", ""])),
     )
 

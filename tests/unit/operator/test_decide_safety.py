@@ -108,7 +108,7 @@ def test_a_host_that_dies_of_stable_is_not_the_candidates_fault() -> None:
 
 def test_a_member_whose_container_dies_ends_it() -> None:
     seen = canary(serving(A))
-    dead = with_worker(seen, member(seen), restarts=1, restarted_at=seen.now, ready=False, report=None)
+    dead = with_worker(seen, member(seen), restarted_at=seen.now, ready=False, report=None)
     went_back(decide(dead), "WorkerDied")
 
 
@@ -120,7 +120,6 @@ def test_a_worker_that_dies_while_it_loads_the_candidate_ends_it_before_another_
     dead = with_worker(
         seen,
         uid,
-        restarts=1,
         restarted_at=seen.now,
         ready=False,
         report=None,
@@ -138,12 +137,12 @@ def test_a_container_that_died_of_something_else_does_not(who: str) -> None:
     uid = member(seen)
     if who == "another worker":
         other = next(w.uid for w in seen.workers if w.uid != uid)
-        seen = with_worker(seen, other, restarts=1, restarted_at=seen.now)
+        seen = with_worker(seen, other, restarted_at=seen.now)
     elif who == "before the step":
         assert seen.memory.step is not None
-        seen = with_worker(seen, uid, restarts=1, restarted_at=seen.memory.step.began_at - 60)
+        seen = with_worker(seen, uid, restarted_at=seen.memory.step.began_at - 60)
     else:
-        seen = with_worker(seen, uid, restarts=1, restarted_at=seen.now, terminating=True)
+        seen = with_worker(seen, uid, restarted_at=seen.now, terminating=True)
     assert decide(seen).memory.candidate is not None
 
 
