@@ -84,7 +84,7 @@ def _build_new(
         built.built,
         proof,
     )
-    if manifest.plan.digest != _plan_digest(request):
+    if manifest.plan.digest != digest_of(Path(request.plan))[0]:
         progress("another Job published this engine first: gating that one")
         return _gate_only(task, store, place, request, work, (digest, manifest), progress)
     figures = _record(task, store, digest, proof)
@@ -129,7 +129,7 @@ def _request(task: BuildTask, place: Place, work: Path, progress: Progress) -> R
             f"these settings make revision {name}, the task says {task.revision}: image and operator differ in version"
         )
         raise Rejected(Reason.INTERNAL, text)
-    checked = check.check(
+    graph = check.check(
         source.path,
         f"source {task.source_uri}",
         registry.builder(task.engine.runtime),
@@ -141,7 +141,7 @@ def _request(task: BuildTask, place: Place, work: Path, progress: Progress) -> R
         source=str(source.path),
         plan=str(work / "plan"),
         folder=str(work),
-        graph=checked.graph,
+        graph=graph,
         engine=task.engine,
         task=task.verify_task,
         dataset=LocalData(str(dataset.path), task.dataset),
@@ -181,7 +181,3 @@ def _widest(first: tuple[GoldenAnswer, ...], second: tuple[GoldenAnswer, ...]) -
         )
         for one, other in zip(first, second, strict=True)
     )
-
-
-def _plan_digest(request: Request) -> str:
-    return digest_of(Path(request.plan))[0]

@@ -3,7 +3,6 @@ answer names the cause and the way out."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -20,18 +19,11 @@ _FLOATS = {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE}
 _QUANTIZERS = {"QuantizeLinear", "DequantizeLinear"}
 
 
-@dataclass(frozen=True)
-class Checked:
-    """A model that can be built. `quantized`: it carries Q/DQ nodes already."""
-
-    graph: Graph
-    quantized: bool
-
-
 def check(
     source: Path, what: str, builder: Builder, settings: EngineSettings, task: Task, calibration_method: str | None
-) -> Checked:
-    """Raises Rejected. `what` names the file in messages: URI, size and digest."""
+) -> Graph:
+    """The graph of a model that can be built. `what` names the file in messages: URI, size and digest. Raises
+    Rejected."""
     model = _parse(source, what)
     quantized = any(node.op_type in _QUANTIZERS for node in model.graph.node)
     _refuse_external_data(model)
@@ -42,7 +34,7 @@ def check(
     profiles.check(graph, settings.profiles)
     builder.require(settings, calibration_method, quantized)
     _check_task(graph, task)
-    return Checked(graph, quantized)
+    return graph
 
 
 def _parse(source: Path, what: str) -> onnx.ModelProto:

@@ -25,7 +25,7 @@ def resolve(task: ResolveTask, place: Place) -> ResolveResult:
         text = f"source {task.source_uri} has sha256 {sha256}, spec.source.sha256 is {task.source_pin}"
         raise Rejected(Reason.DIGEST_MISMATCH, f"{text}: correct the pin, or find out who changed the file")
     calibration = used_calibration(task.engine, task.calibration)
-    checked = check.check(
+    graph = check.check(
         source.path,
         f"source {task.source_uri} ({source.size:,} bytes, sha256 {sha256[:12]})",
         registry.builder(task.engine.runtime),
@@ -34,12 +34,12 @@ def resolve(task: ResolveTask, place: Place) -> ResolveResult:
         calibration.method if calibration else None,
     )
     dataset = place.dataset(task.dataset)
-    opened = DataSetFile(dataset.path, task.dataset.uri, checked.graph.inputs, task.engine.profiles)
-    opened.check_labels(checked.graph, task.verify_task)
+    opened = DataSetFile(dataset.path, task.dataset.uri, graph.inputs, task.engine.profiles)
+    opened.check_labels(graph, task.verify_task)
     calibration_digest = ""
     if calibration is not None:
         fetched = place.calibration(calibration)
-        DataSetFile(fetched.path, calibration.data.uri, checked.graph.inputs, task.engine.profiles)
+        DataSetFile(fetched.path, calibration.data.uri, graph.inputs, task.engine.profiles)
         calibration_digest = fetched.digest
     name = revision_of(sha256, task.engine, calibration, calibration_digest)
     return ResolveResult(
@@ -48,8 +48,8 @@ def resolve(task: ResolveTask, place: Place) -> ResolveResult:
         revision=name,
         calibration_digest=calibration_digest,
         dataset_digest=dataset.digest,
-        inputs=tuple(tensor.spec() for tensor in checked.graph.inputs),
-        outputs=tuple(tensor.spec() for tensor in checked.graph.outputs),
+        inputs=tuple(tensor.spec() for tensor in graph.inputs),
+        outputs=tuple(tensor.spec() for tensor in graph.outputs),
         found=_found(task, place, name, dataset.digest),
     )
 

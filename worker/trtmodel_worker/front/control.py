@@ -101,15 +101,11 @@ class ControlEndpoints:
         task = asyncio.create_task(self._tell_later(request, after, wait))
         self._waiting.add(task)
         task.add_done_callback(self._waiting.discard)
-        request.on_gone = lambda: _stop(task)
+        request.on_gone = task.cancel
 
     async def _tell_later(self, request: Request, after: int, wait: float) -> None:
         await self._worker.news(after, wait)
         request.respond(200, dumps(self._worker.report()))
-
-
-def _stop(task: asyncio.Task[None]) -> None:
-    task.cancel()
 
 
 def _refuse(request: Request, status: int, reason: str, message: str, held: Fence | None = None) -> None:

@@ -179,7 +179,7 @@ class EngineHost:
         self._asked = False
         self.pid = process.pid
         self.why = ""
-        self.ready = Ready(0.0, 0.0, 0.0, "")
+        self.ready = Ready(0.0)
         self.lanes = [LanePort(self, channel) for channel in lanes]
         self.exited: asyncio.Future[int] = self._loop.create_future()
         self.on_dying: Callable[[EngineHost], None] = lambda _: None

@@ -52,7 +52,7 @@ class Request:
         self.staged = 0
         self.gone = False
         self.refusal: Refusal | None = None
-        self.on_gone: Callable[[], None] | None = None
+        self.on_gone: Callable[[], object] | None = None
 
     def respond(self, status: int, body: bytes, headers: bytes = JSON_HEAD) -> None:
         """`headers`: complete lines, content type included. Does nothing if the client is gone."""

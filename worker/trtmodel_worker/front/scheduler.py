@@ -52,7 +52,7 @@ MAX_DEATHS = 2  # a request that was there each time is the suspect
 
 
 class Failed(Exception):
-    """A request that gets no answer from the engine: HTTP status, text, and whether later may be better."""
+    """A request that gets no answer from the engine: the HTTP status and the text of the answer instead."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)

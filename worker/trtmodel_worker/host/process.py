@@ -19,7 +19,7 @@ from trtmodel_contract.codec import dumps, encode, loads
 from trtmodel_contract.exitcodes import HostExit
 from trtmodel_contract.manifest import Manifest, TensorSpec
 
-from trtmodel_worker.engines.base import CannotLoad, Engine, EngineError, Lane, Runtime
+from trtmodel_worker.engines.base import CannotLoad, Engine, EngineError, Lane
 from trtmodel_worker.engines.registry import runtime
 from trtmodel_worker.host.arena import Arena
 from trtmodel_worker.host.lanes import LaneServer
@@ -83,7 +83,7 @@ def _prepare(config: HostConfig) -> tuple[Ready, list[LaneServer]]:
     goldens = [_read(fd, size) for fd, size in zip(config.golden_fds, config.golden_sizes, strict=True)]
     plan = memoryview(mmap.mmap(config.plan_fd, config.plan_size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ))
     started = time.perf_counter()
-    machine, lanes = _load(config, manifest, plan)
+    lanes = _load(config, manifest, plan)
     loaded = time.perf_counter()
     try:
         slowest = max(warm(lane, manifest) for lane in lanes)
@@ -98,17 +98,18 @@ def _prepare(config: HostConfig) -> tuple[Ready, list[LaneServer]]:
         LaneServer(lane, socket.socket(fileno=fd), arena, manifest.inputs, manifest.outputs)
         for lane, fd in zip(lanes, config.lane_fds, strict=True)
     ]
-    log.info("%s: loaded in %.3f s, warm and proved in %.3f s", config.name, loaded - started, _since(loaded))
-    return Ready(loaded - started, _since(loaded), slowest, machine.driver()), servers
+    log.info(
+        "%s: loaded in %.3f s, warm and proved in %.3f s", config.name, loaded - started, time.perf_counter() - loaded
+    )
+    return Ready(slowest), servers
 
 
-def _load(config: HostConfig, manifest: Manifest, plan: memoryview) -> tuple[Runtime, list[Lane]]:
+def _load(config: HostConfig, manifest: Manifest, plan: memoryview) -> list[Lane]:
     try:
-        machine = runtime(config.runtime)
-        engine = machine.load(plan, manifest.profiles, len(config.lane_fds))
+        engine = runtime(config.runtime).load(plan, manifest.profiles, len(config.lane_fds))
         _agree("inputs", manifest.inputs, engine)
         _agree("outputs", manifest.outputs, engine)
-        return machine, [engine.create_lane() for _ in config.lane_fds]
+        return [engine.create_lane() for _ in config.lane_fds]
     except (CannotLoad, ValueError, ImportError) as e:
         raise _Refusal("CannotLoad", str(e)) from e
     except (EngineError, MemoryError) as e:
@@ -129,10 +130,6 @@ def _read(fd: int, size: int) -> bytes:
     with os.fdopen(fd, "rb") as f:
         f.seek(0)
         return f.read(size)
-
-
-def _since(moment: float) -> float:
-    return time.perf_counter() - moment
 
 
 def _hang_up(fd: int) -> None:

@@ -64,10 +64,7 @@ class Ready:
 
     SCHEMA: ClassVar[str] = "trtmodel.io/host-ready/v1"
 
-    load_seconds: float
-    warm_seconds: float
     slowest_seconds: float
-    driver: str
 
 
 @dataclass(frozen=True)
