@@ -49,6 +49,19 @@ def test_a_blob_whose_content_changed_is_refused(store: ArtifactStore, root: Pat
     assert e.value.reason is Reason.DIGEST_MISMATCH
 
 
+@pytest.mark.parametrize("said", [4, 0])
+def test_a_blob_that_grew_is_refused_before_it_fills_the_disk(
+    store: ArtifactStore, root: Path, tmp_path: Path, said: int
+) -> None:
+    blob = store.put_bytes(b"plan")
+    with (root / f"trtmodel/ml/blobs/sha256/{blob.digest}").open("wb") as f:
+        f.truncate(1 << 26)
+    with pytest.raises(StorageError, match="longer than the expected") as e:
+        store.fetch_blob(blob.digest, said, tmp_path / "cache")
+    assert e.value.reason is Reason.DIGEST_MISMATCH
+    assert [p for p in (tmp_path / "cache").rglob("*") if p.is_file()] == []
+
+
 def test_a_manifest_is_found_by_its_digest_and_by_its_load_key(store: ArtifactStore) -> None:
     digest, _ = store.commit(manifest())
     assert store.get_manifest(digest) == manifest()

@@ -120,6 +120,15 @@ def test_a_damaged_cached_file_is_fetched_again(tmp_path: Path) -> None:
     assert again.path.read_bytes() == CONTENT
 
 
+def test_a_cached_file_that_cannot_be_read_is_fetched_again(tmp_path: Path) -> None:
+    (tmp_path / "m.onnx").write_bytes(CONTENT)
+    found = fetch_uri(f"file://{tmp_path}/m.onnx", NOWHERE, None, tmp_path / "cache")
+    found.path.unlink()
+    found.path.symlink_to(found.path)
+    again = fetch_uri(f"file://{tmp_path}/m.onnx", NOWHERE, None, tmp_path / "cache", DIGEST)
+    assert again.path.read_bytes() == CONTENT
+
+
 def test_a_full_disk_is_its_own_reason(tmp_path: Path) -> None:
     class Endless:
         def read(self, amount: int, /) -> bytes:

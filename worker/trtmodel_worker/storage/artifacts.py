@@ -43,10 +43,11 @@ class ArtifactStore:
         self._root = storelayout.root(storage, namespace)
 
     def fetch_blob(self, digest: str, size: int, cache_dir: str | Path) -> Path:
-        """A local file with exactly this content. `size` is for messages only; the digest decides."""
+        """A local file with exactly this content. The digest decides; more than `size` bytes (0: a document's most) are
+        not read, lest a changed object fills the disk that the node gives to all."""
         key = storelayout.blob_key(self._root, digest)
         what = f"{self._store.where(key)} ({size:,} bytes)"
-        return fetch(lambda: self._store.open(key), what, Path(cache_dir), digest).path
+        return fetch(lambda: self._store.open(key), what, Path(cache_dir), digest, size or DOCUMENT_BYTES).path
 
     def get_manifest(self, manifest_digest: str) -> Manifest:
         """The manifest whose bytes have this digest."""

@@ -57,21 +57,26 @@ def digest_of(path: Path) -> tuple[str, int]:
 
 
 def lookup(cache: Path, digest: str) -> Fetched | None:
-    """The cached copy, read and hashed again: a disk may lie. A damaged copy is removed."""
+    """The cached copy, read and hashed again: a disk may lie. A damaged or unreadable copy is none; it is removed where
+    that is possible."""
     path = path_of(cache, digest)
     try:
         found, size = digest_of(path)
     except FileNotFoundError:
         return None
+    except OSError:
+        found, size = "", 0
     if found == digest:
         return Fetched(path, digest, size)
-    path.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        path.unlink()
     return None
 
 
-def store(cache: Path, reader: Reader, what: str, expected: str = "") -> Fetched:
+def store(cache: Path, reader: Reader, what: str, expected: str = "", most: int | None = None) -> Fetched:
     """Copy `reader` into the cache while hashing it. Raises StorageError (DigestMismatch) if `expected` is given and
-    the content has another digest; then nothing is kept. OSError passes through."""
+    the content has another digest, or as soon as it is longer than `most` bytes; then nothing is kept. OSError passes
+    through."""
     (cache / "sha256").mkdir(parents=True, exist_ok=True)
     (cache / "tmp").mkdir(exist_ok=True)
     temporary = cache / "tmp" / uuid.uuid4().hex
@@ -79,6 +84,9 @@ def store(cache: Path, reader: Reader, what: str, expected: str = "") -> Fetched
     try:
         with temporary.open("xb") as f:
             while chunk := reader.read(CHUNK_BYTES):
+                if most is not None and size + len(chunk) > most:
+                    text = f"{what}: the content is longer than the expected {most:,} bytes: somebody changed it"
+                    raise StorageError(Reason.DIGEST_MISMATCH, text)
                 f.write(chunk)
                 found.update(chunk)
                 size += len(chunk)

@@ -123,6 +123,9 @@ def _from_os(error: OSError, what: str) -> StorageError | None:
     if error.errno in _NO_SPACE:
         text = f"{what}: no space left on the local disk: give the pod more ephemeral storage"
         return StorageError(Reason.NO_SPACE, text, transient=True)
+    if error.errno == errno.EROFS:
+        text = f"{what}: the local disk is read-only ({error.filename}): the cache directory must be writable"
+        return StorageError(Reason.NO_SPACE, text, transient=True)
     if isinstance(error, (FileNotFoundError, IsADirectoryError, NotADirectoryError)):
         return NotFound(f"{what}: no such file")
     if isinstance(error, PermissionError):

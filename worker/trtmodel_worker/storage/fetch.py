@@ -38,15 +38,20 @@ def fetch_uri(
 
 
 def fetch(
-    opener: Callable[[], AbstractContextManager[Reader]], what: str, cache_dir: Path, expected: str = ""
+    opener: Callable[[], AbstractContextManager[Reader]],
+    what: str,
+    cache_dir: Path,
+    expected: str = "",
+    most: int | None = None,
 ) -> Fetched:
-    """Copy into the cache what `opener` opens, from the start again if the connection breaks in the middle."""
+    """Copy into the cache what `opener` opens, from the start again if the connection breaks in the middle. More than
+    `most` bytes cannot be what is expected."""
     if expected and (found := cache.lookup(cache_dir, expected)) is not None:
         return found
     for pause in (*PAUSES_SECONDS, None):
         try:
             with opener() as reader:
-                return cache.store(cache_dir, reader, what, expected)
+                return cache.store(cache_dir, reader, what, expected, most)
         except Exception as e:
             error = from_exception(e, what)
             if not error.transient or pause is None:
