@@ -241,6 +241,14 @@ def test_a_request_that_runs_when_the_drain_delay_ends_is_answered(
     assert worker.process.wait(20) == 0
 
 
+def test_a_worker_that_is_told_to_end_ends_its_hosts_itself(worker: WorkerProcess, engines: list[Any]) -> None:
+    worker.point(engines[0])
+    worker.start()
+    worker.wait_ready()
+    assert worker.stop() == 0
+    assert f"revision {REVISION_1} was released" in worker.tail()
+
+
 def test_hosts_do_not_outlive_a_front_that_is_killed(worker: WorkerProcess, engines: list[Any]) -> None:
     worker.point(engines[0], engines[1])
     worker.start()

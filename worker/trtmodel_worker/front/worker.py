@@ -92,7 +92,10 @@ class Worker:
             asyncio.create_task(self._describe(), name="describe"),
         ]
         try:
-            await asyncio.gather(*tasks)
+            # Not gather: its children would be cancelled twice, and the second time ends the release of the engines.
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+            for task in done:
+                task.result()
         finally:
             for task in tasks:
                 task.cancel()
