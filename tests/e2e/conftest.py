@@ -64,7 +64,7 @@ def operator(cluster: Cluster, images: Images) -> Iterator[Operator]:
     found.install()
     yield found
     if not KEEP:
-        _delete_namespaces(cluster)
+        _delete_namespaces(cluster, wait=False)
 
 
 @pytest.fixture(scope="session")
@@ -85,8 +85,8 @@ def make_secrets(cluster: Cluster, namespace: str) -> None:
     world.apply(models.secret(models.SECRET, key, secret), models.secret("s3-wrong", key, "not-the-secret"))
 
 
-def _delete_namespaces(cluster: Cluster) -> None:
+def _delete_namespaces(cluster: Cluster, *, wait: bool = True) -> None:
     cluster.kubectl(
-        "delete", "namespace", SYSTEM, *NAMESPACES, "--ignore-not-found", "--wait",
+        "delete", "namespace", SYSTEM, *NAMESPACES, "--ignore-not-found", f"--wait={str(wait).lower()}",
         f"--timeout={DELETE_SECONDS}s", seconds=DELETE_SECONDS + 10,
     )  # fmt: skip

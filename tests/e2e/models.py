@@ -7,7 +7,8 @@ from .s3 import DATA, ENGINES, MODELS
 from .sources import CLASSES, MAGIKA_SAMPLES, SAMPLES, WIDTH
 
 SECRET = "s3-credentials"
-SMALL = {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"cpu": "1", "memory": "1Gi"}}
+SMALL = {"requests": {"cpu": "25m", "memory": "128Mi"}, "limits": {"cpu": "1", "memory": "1Gi"}}
+WORKER = {"requests": {"cpu": "150m", "memory": "128Mi"}, "limits": {"cpu": "1", "memory": "1Gi"}}  # before any build
 ROLLOUT: Json = {
     "steps": [{"workers": 1, "hold": "6s"}],
     "analysis": {"interval": "2s", "minRequests": 80, "maxErrorRateIncrease": 0.05, "maxLatencyRatio": 1.5},
@@ -96,7 +97,7 @@ def secret(name: str, key: str, secret_key: str) -> Json:
 def _model(name: str, spec: Json, replicas: int) -> Json:
     common: Json = {
         "build": {"resources": SMALL, "retries": 1, "deadline": "5m"},
-        "serving": {"replicas": replicas, "contexts": 1, "pod": {"resources": SMALL}},
+        "serving": {"replicas": replicas, "contexts": 1, "pod": {"resources": WORKER if replicas > 1 else SMALL}},
         "rollout": ROLLOUT,
     }
     return {

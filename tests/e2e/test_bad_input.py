@@ -251,6 +251,25 @@ def test_wrong_credentials_are_told_and_corrected_ones_are_used(applied: World) 
     applied.wait_ready(name, 60)
 
 
+def test_a_replacement_boots_although_the_spec_names_storage_that_nobody_can_reach(
+    steady: World, endpoint: str
+) -> None:
+    stable = revision(steady.model(STEADY), "stable")
+    steady.patch(STEADY, {"storage": {"endpoint": "http://s3-nobody:7070"}, "build": {"retries": 0}})
+    steady.wait_condition(STEADY, "Stalled", "True", "StorageUnavailable", FAILED_SECONDS)
+    (old,) = steady.ready_workers(STEADY)
+    steady.kubectl("delete", "pod", old, "--wait=false")
+
+    def replacements() -> list[str]:
+        return [pod for pod in steady.ready_workers(STEADY) if pod != old]
+
+    (fresh,) = until("a replacement is ready", 60, replacements, lambda: steady.describe(STEADY))
+    answer = steady.infer(f"pods/{fresh}:8080", STEADY, models.tiny_inputs(ROW))
+    assert answer["model_version"] == stable
+    steady.replace_spec(STEADY, models.tiny(STEADY, endpoint)["spec"])
+    assert revision(steady.wait_condition(STEADY, "Ready", "True", "Serving", 60), "stable") == stable
+
+
 def test_credentials_that_stop_to_work_are_told_and_workers_that_have_their_engine_serve_on(
     steady: World, endpoint: str
 ) -> None:

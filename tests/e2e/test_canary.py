@@ -164,6 +164,7 @@ def test_the_operator_dies_in_mid_canary_and_the_rollout_ends_the_same(int8: Ser
     candidate = revision(int8.wait_canary(), "candidate")
     (killed,) = operator.pods()
     operator.kill()
+    assert revision(int8.world.model(NAME), "candidate") == candidate
     int8.wait_promoted(candidate)
     assert killed not in operator.pods()
     int8.traffic.assert_none_failed(begin, least=100)
@@ -176,6 +177,7 @@ def test_a_worker_dies_in_mid_canary_and_the_rollout_ends_the_same(int8: Served)
     candidate = revision(int8.wait_canary(), "candidate")
     canary = until("a worker answers with it", 20, lambda: int8.answering_with(candidate))[0]
     world.kubectl("delete", "pod", canary, "--wait=false")
+    assert revision(world.model(NAME), "candidate") == candidate
     int8.wait_promoted(candidate)
     assert canary not in world.ready_workers(NAME)
     int8.traffic.assert_none_failed(begin, least=100)

@@ -11,7 +11,7 @@ from .sources import EXAMPLE
 from .world import World, until
 
 PORT = 9090
-RATE = 40
+RATE = 25  # three workers, a build and this share two cores
 CONNECTIONS = 16
 POD = "load"
 Summary = dict[str, Any]
