@@ -231,3 +231,32 @@ def test_A01_an_image_of_bytes_is_an_ordinary_input(tmp_path: Path) -> None:
         tmp_path / "m", nodes, [("x", TensorProto.UINT8, ("n", 4))], [("y", models.FLOAT, ("n", 4))], weights
     )
     assert run(path).inputs[0].datatype == "UINT8"
+
+
+@pytest.mark.parametrize(
+    "weight",
+    [
+        TensorProto(name="w", data_type=1, dims=[4], raw_data=bytes(12)),
+        TensorProto(name="w", data_type=1, dims=[1 << 40], raw_data=bytes(12)),
+        TensorProto(name="w", data_type=1, dims=[4], float_data=[1.0]),
+        TensorProto(name="w", data_type=1, dims=[4], raw_data=bytes(3)),
+    ],
+    ids=["shorter", "far shorter", "too few", "no whole number"],
+)  # fmt: skip
+def test_weights_of_another_size_than_their_shape_says_are_the_models_fault(
+    tmp_path: Path, weight: TensorProto
+) -> None:
+    values = [onnx.helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 4]) for name in ("x", "y")]
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node("Add", ["x", "w"], ["y"])], "g", values[:1], values[1:], [weight]
+    )
+    (tmp_path / "m.onnx").write_bytes(onnx.helper.make_model(graph, ir_version=9).SerializeToString())
+    assert refused(tmp_path / "m.onnx").reason is Reason.MODEL_INVALID
+
+
+def test_names_that_are_no_text_are_the_models_fault(tmp_path: Path) -> None:
+    values = [onnx.helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 4]) for name in ("xqx", "y")]
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Relu", ["xqx"], ["y"])], "g", values[:1], values[1:])
+    data = onnx.helper.make_model(graph, ir_version=9).SerializeToString()
+    (tmp_path / "m.onnx").write_bytes(data.replace(b"xqx", b"x\xffx"))
+    assert refused(tmp_path / "m.onnx").reason is Reason.MODEL_INVALID

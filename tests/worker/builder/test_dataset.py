@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import random
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +108,32 @@ def test_of_several_profiles_only_those_count_that_allow_the_data(tmp_path: Path
     long = Profile({"x": ShapeRange((1, 5), (1, 8), (2, 8))})
     data = opened(tmp_path / "d.npz", tensor, profiles=(long, short), x=ramp(3))
     assert data.profiles == (short,)
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_no_damage_makes_reading_fail_in_another_way(tmp_path: Path, save: Any) -> None:
+    path = tmp_path / "d.npz"
+    save(path, x=ramp(100), labels=np.arange(100))
+    whole, chance = path.read_bytes(), random.Random(3)
+    for _ in range(700):
+        damaged = bytearray(whole)
+        for _ in range(chance.choice((1, 2, 6))):
+            damaged[chance.randrange(len(damaged))] = chance.randrange(256)
+        path.write_bytes(damaged)
+        with contextlib.suppress(Rejected):
+            data = DataSetFile(path, "u", (X,), ())
+            data.head(4)
+            assert sum(len(batch["x"]) for batch, _ in data.batches(4, 100)) == data.samples
+
+
+@pytest.mark.parametrize("shape", ["(-5, 3)", "(True, 3)", "()", "(" * 3000])
+def test_a_header_that_makes_no_sense_is_refused(tmp_path: Path, shape: str) -> None:
+    header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}}}\n".encode()
+    with zipfile.ZipFile(tmp_path / "d.npz", "w") as archive:
+        archive.writestr("x.npy", b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + bytes(60))
+    with pytest.raises(Rejected) as e:
+        DataSetFile(tmp_path / "d.npz", "u", (X,), ()).head(4)
+    assert e.value.reason is Reason.DATASET_INVALID
 
 
 def test_pickled_objects_are_never_loaded(tmp_path: Path) -> None:

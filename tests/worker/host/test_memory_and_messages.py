@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from trtmodel_contract.identity import Profile, ShapeRange
-from trtmodel_contract.manifest import TensorSpec
+from trtmodel_contract.identity import LoadKey, Profile, ShapeRange
+from trtmodel_contract.manifest import Blob, Golden, Manifest, MemoryNeed, TensorSpec
 from trtmodel_worker.front.regions import NONE, SharedArena
 from trtmodel_worker.host.arena import Arena, Layout, Unservable, plan_layout, sealed_bytes, sealed_copy
 from trtmodel_worker.host.lanes import OutputTooLarge, Region
-from trtmodel_worker.host.proving import compare
+from trtmodel_worker.host.proving import SelfTestFailed, compare, self_test
 from trtmodel_worker.host.wire import (
     FailureClass,
     MessageError,
@@ -145,3 +145,15 @@ def test_whole_numbers_and_booleans_are_compared_exactly_by_default(dtype: type)
     assert not list(compare(zero, zero, {}, spec))
     assert list(compare(zero, one, {}, spec))
     assert list(compare(one, zero, {}, spec))
+
+
+@pytest.mark.parametrize("damage", [b"PK\x03\x04 and no more", b"", b"\x93NUMPY\x01\x00", b"\x80\x04."])
+def test_a_golden_sample_that_cannot_be_read_is_a_failed_self_test_and_no_crash(damage: bytes) -> None:
+    spec = TensorSpec("x", "FP32", (1,))
+    golden = Golden(Blob("0" * 64, len(damage)), 1, {})
+    manifest = Manifest(
+        "r", LoadKey("Test", "1", "cpu"), 1, "", {}, "0" * 64, Blob("1" * 64, 1), (spec,), (spec,), (),
+        MemoryNeed(0, 0), (golden,), {}, "2026-01-01T00:00:00Z",
+    )  # fmt: skip
+    with pytest.raises(SelfTestFailed, match="cannot be read"):
+        self_test([], manifest, [damage])

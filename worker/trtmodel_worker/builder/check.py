@@ -24,13 +24,16 @@ def check(
 ) -> Graph:
     """The graph of a model that can be built. `what` names the file in messages: URI, size and digest. Raises
     Rejected."""
-    model = _parse(source, what)
-    quantized = any(node.op_type in _QUANTIZERS for node in model.graph.node)
-    _refuse_external_data(model)
-    _refuse_nan(model)
-    del model  # weights in memory twice would double what this Job needs
-    graph = builder.inspect(source)
-    _check_structure(source)
+    try:
+        model = _parse(source, what)
+        quantized = any(node.op_type in _QUANTIZERS for node in model.graph.node)
+        _refuse_external_data(model)
+        _refuse_nan(model)
+        del model  # weights in memory twice would double what this Job needs
+        graph = builder.inspect(source)
+        _check_structure(source)
+    except ValueError as e:  # weights of another size than their shape says, names that are no UTF-8
+        raise Rejected(Reason.MODEL_INVALID, f"{what} is damaged: {e}") from e
     profiles.check(graph, settings.profiles)
     builder.require(settings, calibration_method, quantized)
     _check_task(graph, task)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import math
+import tokenize
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +25,12 @@ from trtmodel_worker.engines.base import DTYPES, Array
 from trtmodel_worker.engines.building import Graph, GraphTensor, Rejected
 
 LABELS = "labels"
+
+# What zipfile, zlib and numpy raise for damaged bytes: bad offsets, methods and flags (RuntimeError: "encrypted", and
+# NotImplementedError), broken streams, headers that are no Python.
+_UNREADABLE = (
+    OSError, ValueError, EOFError, RuntimeError, TypeError, zipfile.BadZipFile, zlib.error, tokenize.TokenError,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -101,7 +109,7 @@ class DataSetFile:
                     batch = {name: self._as(name, readers[name](count), dtype) for name, (_, dtype) in wanted.items()}
                     labels = batch.pop(LABELS) if self._labels is not None else None
                     yield batch, labels
-        except (OSError, ValueError, EOFError, zipfile.BadZipFile) as e:
+        except _UNREADABLE as e:
             raise self._invalid(f"it cannot be read: {e}") from e
 
     def head(self, rows: int) -> dict[str, Array]:
@@ -113,7 +121,7 @@ class DataSetFile:
         try:
             with zipfile.ZipFile(self._path) as archive:
                 return {name.removesuffix(".npy"): _header(archive, name) for name in archive.namelist()}
-        except (OSError, ValueError, EOFError, zipfile.BadZipFile) as e:
+        except _UNREADABLE as e:
             raise self._invalid(f"it is no npz file: {e}") from e
 
     def _refuse_unknown(self, names: set[str]) -> None:
@@ -172,6 +180,8 @@ def _parse(f: IO[bytes], member: str) -> Header:
     shape, fortran, dtype = read(f)
     if dtype.hasobject or dtype.kind not in "fiub":
         raise ValueError(f"array {member.removesuffix('.npy')!r} is of type {dtype}, which is no number")
+    if not shape or any(type(size) is not int or size < 0 for size in shape):
+        raise ValueError(f"array {member.removesuffix('.npy')!r} is of shape {shape}: its first axis must be samples")
     return Header(member, tuple(shape), dtype, fortran and len(shape) > 1)
 
 
