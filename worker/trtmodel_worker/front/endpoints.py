@@ -122,12 +122,18 @@ class Endpoints:
         """The engine that answers; None after the request was refused."""
         engine = self._router.named(revision) if revision else self._router.choose()
         if engine is None:
-            if revision:
-                loaded = ", ".join(sorted({e.revision for e in self._router.loaded.values()})) or "none"
-                self._refuse(request, 404, f"this revision is not loaded here: loaded are {loaded}")
-            else:
-                self._refuse(request, 503, "no engine is loaded yet: see the TRTModel's status", _RETRY_AFTER)
+            self._refuse_without_engine(request, revision)
         return engine
+
+    def _refuse_without_engine(self, request: Request, revision: str) -> None:
+        if revision:
+            loaded = ", ".join(self._revisions()) or "none"
+            self._refuse(request, 404, f"this revision is not loaded here: loaded are {loaded}")
+        else:
+            self._refuse(request, 503, "no engine is loaded yet: see the TRTModel's status", _RETRY_AFTER)
+
+    def _revisions(self) -> list[str]:
+        return sorted({e.revision for e in self._router.loaded.values()})
 
     def _infer(self, request: Request, path: Path) -> None:
         engine = self._engine(request, path.revision)
@@ -180,12 +186,11 @@ class Endpoints:
             ready = engine is not None and engine.alive and (bool(path.revision) or self._is_ready())
             self._say(request, 200 if ready else 503, {"name": self._model, "ready": ready})
         elif engine is None:
-            self._refuse(request, 404 if path.revision else 503, "this revision is not loaded here"
-                         if path.revision else "no engine is loaded yet: see the TRTModel's status")  # fmt: skip
+            self._refuse_without_engine(request, path.revision)
         else:
             document = {
                 "name": self._model,
-                "versions": sorted({e.revision for e in self._router.loaded.values()}),
+                "versions": self._revisions(),
                 "platform": _PLATFORMS.get(self._runtime, self._runtime.lower()),
                 "inputs": [_tensor(s) for s in engine.manifest.inputs],
                 "outputs": [_tensor(s) for s in engine.manifest.outputs],

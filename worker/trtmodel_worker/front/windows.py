@@ -44,9 +44,9 @@ class Counters:
 class Windows:
     """The newest windows. An attempt belongs to the window in which it was routed."""
 
-    def __init__(self, window: str = "") -> None:
-        self.current = window
-        self._windows: dict[str, dict[str, Counters]] = {window: {}}
+    def __init__(self) -> None:
+        self.current = ""
+        self._windows: dict[str, dict[str, Counters]] = {self.current: {}}
 
     def roll(self, window: str) -> None:
         """Count into `window` from now on. A window that is still kept goes on where it was."""
