@@ -41,6 +41,7 @@ SMALLEST_FILE = 64
 BLOCK, PART, PADDING = 4096, 1024, 256
 LEAST = 8  # bytes after the spaces at the begin: the package does not ask the model about fewer
 CALIBRATION = REQUESTS = 64
+BATCH = 32
 MARGIN = 0.9  # between the best and the second best score of a request: far beyond what INT8 may shift
 
 Rows = NDArray[np.int32]
@@ -155,9 +156,9 @@ def split(samples: list[Sample], session: ort.InferenceSession) -> DataSets:
     return DataSets(evaluation, calibration, requests[:REQUESTS])
 
 
-def score(session: ort.InferenceSession, samples: list[Sample], batch: int = 32) -> NDArray[np.float32]:
+def score(session: ort.InferenceSession, samples: list[Sample]) -> NDArray[np.float32]:
     rows = np.stack([s.features for s in samples])
-    return np.concatenate([session.run(None, {INPUT: rows[i : i + batch]})[0] for i in range(0, len(rows), batch)])
+    return np.concatenate([session.run(None, {INPUT: rows[i : i + BATCH]})[0] for i in range(0, len(rows), BATCH)])
 
 
 def write_npz(path: Path, arrays: dict[str, NDArray[Any]]) -> None:

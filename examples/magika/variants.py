@@ -58,8 +58,8 @@ def damaged(model: ModelProto) -> ModelProto:
     return changed
 
 
-def slow(model: ModelProto, sines: int = SINES) -> ModelProto:
-    """A branch that costs `sines` passes over COPIES copies of the input and adds exactly zero to the first output."""
+def slow(model: ModelProto) -> ModelProto:
+    """A branch that costs SINES passes over COPIES copies of the input and adds exactly zero to the first output."""
     changed = _copy(model)
     graph = changed.graph
     source, output = graph.input[0].name, graph.output[0].name
@@ -76,8 +76,8 @@ def slow(model: ModelProto, sines: int = SINES) -> ModelProto:
         helper.make_node("Cast", [source], ["busy/float"], to=TensorProto.FLOAT),
         helper.make_node("Unsqueeze", ["busy/float", "busy/axis"], ["busy/row"]),
         helper.make_node("Mul", ["busy/row", "busy/copies"], ["busy/0"]),
-        *(helper.make_node("Sin", [f"busy/{i}"], [f"busy/{i + 1}"]) for i in range(sines)),
-        helper.make_node("ReduceMax", [f"busy/{sines}"], ["busy/most"], axes=[1, 2], keepdims=0),
+        *(helper.make_node("Sin", [f"busy/{i}"], [f"busy/{i + 1}"]) for i in range(SINES)),
+        helper.make_node("ReduceMax", [f"busy/{SINES}"], ["busy/most"], axes=[1, 2], keepdims=0),
         helper.make_node("Mul", ["busy/most", "busy/quarter"], ["busy/small"]),
         helper.make_node("Add", ["busy/small", "busy/half"], ["busy/between"]),
         helper.make_node("Floor", ["busy/between"], ["busy/flat"]),
