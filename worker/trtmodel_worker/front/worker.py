@@ -142,7 +142,7 @@ class Worker:
             return
         log.info("following the pointer of sequence %d", pointer.sequence)
         self._held = Held(Fence(self.model.uid, pointer.sequence))
-        self._apply(model, None)
+        self.swapper.want(model, None)
 
     def take(self, request: DesiredRequest) -> None:
         """A request whose signature was checked. Raises Conflict, NotYet, DocumentError; then nothing has changed."""
@@ -157,10 +157,7 @@ class Worker:
             self.swapper.renew(float(request.candidate_ttl_seconds))
             return
         self._held = Held(request.desired.fence, request.desired.content_hash())
-        self._apply(model, float(request.candidate_ttl_seconds))
-
-    def _apply(self, model: DesiredModel, ttl: float | None) -> None:
-        self.swapper.want(model, ttl)
+        self.swapper.want(model, float(request.candidate_ttl_seconds))
 
     @property
     def held(self) -> Fence:
