@@ -214,6 +214,14 @@ def test_ready_workers_that_cannot_be_asked_make_available_unknown_and_never_tru
     assert "connection refused" in found["message"]
 
 
+def test_pods_that_are_not_ready_and_cannot_be_asked_serve_nothing() -> None:
+    seen = serving(A)
+    for worker in seen.workers:
+        seen = with_worker(silent(seen, worker.uid), worker.uid, ready=False)
+    found = condition(seen, "Available")
+    assert (found["status"], found["reason"]) == (F, "NoWorkerServes")
+
+
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [

@@ -130,6 +130,14 @@ def test_workers_of_a_namesake_with_another_uid_are_not_adopted() -> None:
     assert decide(seen).rule == "resolve"
 
 
+def test_a_fence_of_a_namesake_does_not_count_when_status_was_lost() -> None:
+    seen = replace(serving(A), memory=Memory())
+    worker = seen.workers[0]
+    assert worker.report is not None
+    seen = with_worker(seen, "w0", report=replace(worker.report, fence=Fence("another", 900)))
+    assert decide(seen).memory.sequence < 100
+
+
 def test_a_new_model_has_nothing_to_adopt() -> None:
     assert decide(new()).rule == "resolve"
 

@@ -146,6 +146,18 @@ def test_a_container_that_died_of_something_else_does_not(who: str) -> None:
     assert decide(seen).memory.candidate is not None
 
 
+def test_a_worker_that_let_go_of_the_candidate_may_die_of_anything() -> None:
+    seen = canary(serving(A), index=1)
+    both = members(seen)
+    seen = edited(seen, rollout__steps=[{"workers": 1, "hold": "1m"}])
+    for _ in range(4):
+        seen = obey(seen, decide(seen))
+    (dropped,) = set(both) - set(members(seen))
+    assert seen.memory.step is not None
+    assert len(seen.memory.step.told) == 1
+    assert decide(with_worker(seen, dropped, restarted_at=seen.now)).memory.candidate is not None
+
+
 def test_an_old_report_of_an_earlier_trial_does_not_end_the_new_one() -> None:
     seen = canary(serving(A))
     seen = with_engine(seen, member(seen), B, state=EngineState.FAILED)

@@ -246,6 +246,8 @@ def test_the_last_preparation_routes_nobody_new_and_needs_every_worker() -> None
     seen = obey(seen, decide(seen), loading=[B])
     assert seen.memory.step is not None
     assert seen.memory.step.index == 2
+    assert seen.memory.step.routed
+    assert seen.memory.step.verdict == "Pass"
     assert len(members(seen)) == 2
     decision = decide(seen)
     assert (decision.rule, decision.memory.stable) == ("prepare", seen.memory.stable)
