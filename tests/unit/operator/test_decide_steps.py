@@ -255,6 +255,8 @@ def test_the_last_preparation_routes_nobody_new_and_needs_every_worker() -> None
     for uid in loading:
         assert decide(seen).rule == "prepare"
         seen = with_engine(seen, uid, B, state=EngineState.READY)
+        told = [s for s in of(decide(seen), Signal) if s.uid == uid]
+        assert all(s.candidate == "" for s in told)
     assert decide(seen).rule == "promote"
 
 
