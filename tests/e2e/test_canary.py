@@ -40,7 +40,11 @@ class Served:
 
     def wait_canary(self, seconds: float = ROLLOUT_SECONDS) -> Json:
         """A worker answers with the candidate, and the step is held."""
-        return self.world.wait(NAME, "a canary", lambda m: m["status"]["phase"] == "Canary", seconds)
+
+        def done(model: Json) -> bool:
+            return model["status"]["phase"] == "Canary" and model["status"]["targets"][0]["workers"]["onCandidate"] > 0
+
+        return self.world.wait(NAME, "a canary", done, seconds)
 
     def wait_promoted(self, candidate: str) -> Json:
         found = self.world.wait_condition(NAME, "Ready", "True", "Serving", ROLLOUT_SECONDS)
