@@ -1,4 +1,4 @@
-"""The product, installed once; a namespace for each subject. TRTMODEL_E2E_KEEP=1 leaves all of it for a look afterwards."""
+"""The product, installed once; a namespace for each subject. TRTMODEL_E2E_KEEP=1 leaves all of it to be looked at."""
 
 from __future__ import annotations
 
