@@ -30,7 +30,7 @@ lint: venv
 	$(BIN)/lint-imports
 
 unit: venv
-	$(BIN)/pytest -n $(JOBS) -m "not e2e" --dist loadfile
+	$(BIN)/pytest -n $(JOBS) -m "not e2e" --dist worksteal
 
 # The tests on the real cluster share it: one after the other.
 e2e: venv cluster-up

@@ -8,6 +8,8 @@ import pytest
 from chart_helm import CHART, Helm, Json, one
 from trtmodel_operator.settings import from_environment
 
+pytestmark = pytest.mark.e2e  # helm is built with the local cluster
+
 EXPECTED = {"ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding", "Deployment"}
 WRITE = {"create", "update", "patch", "delete", "deletecollection", "*"}
 
