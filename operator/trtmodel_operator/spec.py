@@ -202,7 +202,6 @@ def _serving(node: _Node) -> ServingSpec:
         image=node.text("image"),
         contexts=node.whole("contexts", 1, 1),
         request_timeout=node.seconds("requestTimeout", "5s"),
-        health_interval=node.seconds("healthInterval", "30s"),
         service_name=service.text("name"),
         http_port=service.whole("http", 8080, 1),
         pod=_pod(node.child("pod")),

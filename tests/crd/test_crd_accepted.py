@@ -60,7 +60,7 @@ CASES = [
     Case("a step without a hold", {"rollout.steps": [{"workers": 1, "hold": "0s", "shadow": 0}]}),
     Case("ten steps", {"rollout.steps": [{"workers": n} for n in range(1, 11)]}),
     Case("all durations", {"rollout.analysis.interval": "1m30s", "rollout.progressDeadline": "2h",
-                           "serving.requestTimeout": "1s500ms", "serving.healthInterval": "1h"}),
+                           "serving.requestTimeout": "1s500ms"}),
     Case("another analysis", {"rollout.analysis": {"minRequests": 150, "maxErrorRateIncrease": 0.02,
                                                    "maxLatencyRatio": 2, "noData": "Hold"}}),
     Case("empty lists of what comes later", {"rollout.analysis": {"prometheus": [], "webhooks": []}}),
@@ -101,7 +101,6 @@ def test_the_least_manifest_gets_every_default(api: Api) -> None:
         "serving": {
             "replicas": 1,
             "image": "",
-            "healthInterval": "30s",
             "requestTimeout": "5s",
             "service": {"name": "", "http": 8080},
             "pod": {},

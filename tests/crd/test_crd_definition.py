@@ -82,7 +82,7 @@ def test_durations_have_one_grammar() -> None:
         for rule in node.get("x-kubernetes-validations", [])
         if "duration(" in rule["rule"]
     ]
-    assert len(rules) == 6
+    assert len(rules) == 5
     assert all(rule.startswith("self.matches('^([0-9]{1,6}(h|m|s|ms))+$') && ") for rule in rules)
 
 
@@ -125,6 +125,7 @@ def test_fields_of_later_releases_have_no_default() -> None:
     later = [path for path, node in nodes(schema()) if refused(node)]
     assert later == [
         ".spec.engine.keepPrecision",
+        ".spec.serving.healthInterval",
         ".spec.serving.retry",
         ".spec.serving.batching",
         ".spec.serving.fallback",

@@ -125,7 +125,6 @@ def _worker_env(model: ModelRef, spec: Spec) -> list[Manifest]:
         "TRTMODEL_RUNTIME": spec.engine.runtime,
         "TRTMODEL_CONTEXTS": str(spec.serving.contexts),
         "TRTMODEL_REQUEST_TIMEOUT_SECONDS": f"{spec.serving.request_timeout:g}",
-        "TRTMODEL_HEALTH_INTERVAL_SECONDS": f"{spec.serving.health_interval:g}",
         "TRTMODEL_POINTER_DIR": POINTER_DIR,
         "TRTMODEL_KEYS_DIR": KEYS_DIR,
         CREDENTIALS_DIR_ENV: CREDENTIALS_DIR,

@@ -49,13 +49,12 @@ class VerifySpec:
 
 @dataclass(frozen=True)
 class ServingSpec:
-    """`request_timeout` and `health_interval` in seconds. `pod` is the closed list of pod settings, as written."""
+    """`request_timeout` in seconds. `pod` is the closed list of pod settings, as written."""
 
     replicas: int
     image: str
     contexts: int
     request_timeout: float
-    health_interval: float
     service_name: str
     http_port: int
     pod: Mapping[str, object] = field(default_factory=dict)

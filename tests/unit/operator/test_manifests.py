@@ -177,7 +177,6 @@ def test_a_worker_knows_itself_its_model_and_where_things_are() -> None:
         "TRTMODEL_RUNTIME": "ONNXRuntime",
         "TRTMODEL_CONTEXTS": "2",
         "TRTMODEL_REQUEST_TIMEOUT_SECONDS": "0.5",
-        "TRTMODEL_HEALTH_INTERVAL_SECONDS": "30",
         "TRTMODEL_POINTER_DIR": "/etc/trtmodel/pointer",
         "TRTMODEL_KEYS_DIR": "/etc/trtmodel/keys",
         "TRTMODEL_CREDENTIALS_DIR": "/etc/trtmodel/credentials",
