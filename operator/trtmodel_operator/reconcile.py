@@ -125,7 +125,7 @@ class Reconciler:
             case ApplyPointer():
                 # The keys first: a worker that reads the pointer must know who signed it.
                 await self.cluster.apply(manifests.keys_config_map(model, self.signer.public_keys()))
-                await self.cluster.apply(signing.pointer_config_map(self.signer, model, spec.storage, action))
+                await self.cluster.apply(signing.pointer_config_map(self.signer, model, action))
             case ApplyWorkload():
                 # The Deployment last: its replicas and fingerprint are what the next pass takes for all of it.
                 await self.cluster.apply(manifests.service(model, spec))

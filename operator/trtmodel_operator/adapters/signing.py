@@ -21,7 +21,7 @@ from trtmodel_contract.control import (
     Routes,
     SignedArtifact,
 )
-from trtmodel_contract.identity import ModelRef, Storage
+from trtmodel_contract.identity import ModelRef
 from trtmodel_contract.signing import Signature, artifact_payload, key_id, pointer_payload
 
 from trtmodel_operator import manifests
@@ -96,11 +96,9 @@ def desired_request(signer: Signer, model: ModelRef, sequence: int, signal: Sign
     return DesiredRequest(DesiredState(Fence(model.uid, sequence), {model.name: desired}))
 
 
-def pointer_config_map(signer: Signer, model: ModelRef, storage: Storage, action: ApplyPointer) -> Json:
+def pointer_config_map(signer: Signer, model: ModelRef, action: ApplyPointer) -> Json:
     """What the workers of one target boot from, signed as it is stored."""
-    pointer = manifests.boot_pointer(
-        model, storage, action, lambda digest: signer.sign(artifact_payload(model, digest))
-    )
+    pointer = manifests.boot_pointer(model, action, lambda digest: signer.sign(artifact_payload(model, digest)))
     text = pointer.text()
     return manifests.pointer_config_map(model, action, text, signer.sign(pointer_payload(text)))
 

@@ -69,7 +69,7 @@ def prepare(turn: Turn) -> Outcome | None:
     if not last and step.routed and step.members == identity:
         return None
     missing = [w for w in members if not facts.holds(turn.seen, w, facts.digest_for(w, candidate))]
-    short = turn.spec.serving.replicas * len(turn.spec.targets) - len(members) if last else 0
+    short = facts.desired(turn.seen) - len(members) if last else 0
     if members and not missing and short <= 0:
         return None if last else _open_step(turn, step, identity, members)
     if not last and step.routed:

@@ -24,7 +24,6 @@ from trtmodel_operator.model import (
     ObservedWorker,
     PlannedEngine,
     Signal,
-    Spec,
 )
 
 
@@ -234,7 +233,7 @@ def _pointer_differs(turn: Turn, wanted: ApplyPointer) -> bool:
     """Its content, or who signed it, or the public keys beside it."""
     seen = turn.seen
     found = next((p for p in seen.pointers if p.name == wanted.workload), None)
-    if found is None or found.content != manifests.wanted_content(seen.model, turn.spec.storage, wanted):
+    if found is None or found.content != manifests.wanted_content(seen.model, wanted):
         return True
     if seen.published_key_ids is not None and set(seen.published_key_ids) != set(seen.key_ids):
         return True
@@ -260,10 +259,6 @@ def _workload_differs(turn: Turn, wanted: ApplyWorkload) -> bool:
     found = next((w for w in seen.workloads if w.name == wanted.name), None)
     if found is None:
         return bool(turn.memory.stable or turn.memory.candidate)
-    if found.replicas != wanted.replicas or seen.service_fingerprint != _service_fingerprint(seen, spec):
+    if found.replicas != wanted.replicas or seen.service_fingerprint != manifests.service_fingerprint(seen.model, spec):
         return True
     return found.fingerprint != manifests.workload_fingerprint(seen.model, spec, wanted)
-
-
-def _service_fingerprint(seen: Observed, spec: Spec) -> str:
-    return manifests.service_fingerprint(seen.model, spec)

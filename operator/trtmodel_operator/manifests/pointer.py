@@ -13,7 +13,7 @@ from trtmodel_contract.control import (
     PointerEntry,
     SignedArtifact,
 )
-from trtmodel_contract.identity import ModelRef, Storage
+from trtmodel_contract.identity import ModelRef
 from trtmodel_contract.signing import KeySet, Signature
 
 from trtmodel_operator.manifests.names import LABEL_MODEL, LABEL_TARGET, keys_name, metadata
@@ -23,11 +23,9 @@ from trtmodel_operator.model import ApplyPointer, Artifact, Deployed, ObservedPo
 _UNSIGNED = Signature("", "")
 
 
-def boot_pointer(
-    model: ModelRef, storage: Storage, apply: ApplyPointer, sign: Callable[[str], Signature]
-) -> BootPointer:
-    """What the workers of one target boot from: only that target's engines are named. `storage` is the spec's, for
-    where `apply` names none. `sign` gives the signature over an artifact of this model by its manifest digest."""
+def boot_pointer(model: ModelRef, apply: ApplyPointer, sign: Callable[[str], Signature]) -> BootPointer:
+    """What the workers of one target boot from: only that target's engines are named. `sign` gives the
+    signature over an artifact of this model by its manifest digest."""
 
     def entry(deployed: Deployed) -> PointerEntry:
         mine = [a for a in deployed.artifacts if a.target == apply.target]
@@ -37,7 +35,7 @@ def boot_pointer(
         return PointerEntry(deployed.revision, signed)
 
     standby = entry(apply.standby) if apply.standby else None
-    return BootPointer(model, apply.storage or storage, apply.sequence, entry(apply.stable), standby)
+    return BootPointer(model, apply.storage, apply.sequence, entry(apply.stable), standby)
 
 
 def pointer_content(pointer: BootPointer) -> str:
@@ -50,9 +48,9 @@ def pointer_content(pointer: BootPointer) -> str:
     return sha256_hex(canonical(what))
 
 
-def wanted_content(model: ModelRef, storage: Storage, apply: ApplyPointer) -> str:
+def wanted_content(model: ModelRef, apply: ApplyPointer) -> str:
     """`pointer_content` of what `apply` comes to."""
-    return pointer_content(boot_pointer(model, storage, apply, lambda _: _UNSIGNED))
+    return pointer_content(boot_pointer(model, apply, lambda _: _UNSIGNED))
 
 
 def read_pointer(name: str, target: str, text: str) -> ObservedPointer:

@@ -30,15 +30,15 @@ class DeleteJob:
 
 @dataclass(frozen=True)
 class ApplyPointer:
-    """The boot pointer of one target's workload, and the public keys beside it. `storage` is where the engines lie;
-    None: where the spec says."""
+    """The boot pointer of one target's workload, and the public keys beside it. `storage` is where the engines
+    lie."""
 
     workload: str
     target: str
     sequence: int
     stable: Deployed
     standby: Deployed | None
-    storage: Storage | None = None
+    storage: Storage
 
 
 @dataclass(frozen=True)

@@ -227,7 +227,7 @@ def _apply_pointer(seen: Scene, action: ApplyPointer) -> Scene:
     pointer = ObservedPointer(
         name=action.workload,
         sequence=action.sequence,
-        content=manifests.wanted_content(seen.model, seen.spec.storage, action),
+        content=manifests.wanted_content(seen.model, action),
         stable=action.stable,
         standby=action.standby,
         key_ids=seen.key_ids,

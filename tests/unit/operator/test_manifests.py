@@ -306,7 +306,7 @@ def test_a_budget_never_makes_a_drain_impossible() -> None:
 # ---------------------------------------------------------------------------------------------------------------
 
 STORAGE = Storage("engines")
-POINTER = ApplyPointer("magika-default-1234abcd", "default", 7, deployed(A), deployed(B))
+POINTER = ApplyPointer("magika-default-1234abcd", "default", 7, deployed(A), deployed(B), STORAGE)
 
 
 def signed(name: str) -> Signature:
@@ -314,7 +314,7 @@ def signed(name: str) -> Signature:
 
 
 def test_what_is_written_is_what_is_read() -> None:
-    pointer = manifests.boot_pointer(MODEL, STORAGE, POINTER, signed)
+    pointer = manifests.boot_pointer(MODEL, POINTER, signed)
     config = manifests.pointer_config_map(MODEL, POINTER, pointer.text(), Signature("k1", "abc"))
     assert config["metadata"]["name"] == "magika-default-1234abcd"
     assert loads(BootPointer, config["data"]["pointer.json"]) == pointer
@@ -322,23 +322,21 @@ def test_what_is_written_is_what_is_read() -> None:
     found = manifests.read_pointer("magika-default-1234abcd", "default", config["data"]["pointer.json"])
     assert (found.sequence, found.key_ids) == (7, ("k1",))
     assert (found.stable, found.standby) == (deployed(A), deployed(B))
-    assert found.content == manifests.wanted_content(MODEL, STORAGE, POINTER)
+    assert found.content == manifests.wanted_content(MODEL, POINTER)
 
 
 def test_a_pointer_names_engines_by_load_key_for_its_own_target_only() -> None:
-    pointer = manifests.boot_pointer(MODEL, STORAGE, POINTER, signed)
+    pointer = manifests.boot_pointer(MODEL, POINTER, signed)
     assert set(pointer.stable.artifacts) == {str(LOAD_KEY)}
     assert pointer.stable.artifacts[str(LOAD_KEY)].manifest_digest == digest(A)
-    other = manifests.boot_pointer(MODEL, STORAGE, ApplyPointer("x", "a10", 7, deployed(A), None), signed)
+    other = manifests.boot_pointer(MODEL, ApplyPointer("x", "a10", 7, deployed(A), None, STORAGE), signed)
     assert other.stable.artifacts == {}
 
 
 def test_the_content_is_of_everything_but_sequence_and_signatures() -> None:
     def content(storage: Storage = STORAGE, sequence: int = 7, standby: str = B, by: str = "k1") -> str:
-        apply = ApplyPointer("x", "default", sequence, deployed(A), deployed(standby))
-        return manifests.pointer_content(
-            manifests.boot_pointer(MODEL, storage, apply, lambda name: Signature(by, name))
-        )
+        apply = ApplyPointer("x", "default", sequence, deployed(A), deployed(standby), storage)
+        return manifests.pointer_content(manifests.boot_pointer(MODEL, apply, lambda name: Signature(by, name)))
 
     assert content() == content(sequence=9) == content(by="k2")
     assert len({content(), content(Storage("other")), content(standby=A)}) == 3

@@ -181,7 +181,7 @@ def signal(uid: str) -> Signal:
     return Signal(f"pod-{uid}", uid, "10.0.0.1", (PlannedEngine(Role.STABLE, "r1", "a" * 64),), "a" * 64, "", 0, "w")
 
 
-POINTER = ApplyPointer("magika-default-p1", TARGET.name, 4, STABLE, None)
+POINTER = ApplyPointer("magika-default-p1", TARGET.name, 4, STABLE, None, parse(SPEC).storage)
 WORKLOAD = ApplyWorkload("magika-default-p1", TARGET, Platform("worker:1", "p1"), 1)
 TASK = ResolveTask(
     MODEL,

@@ -369,8 +369,9 @@ def test_a_deployment_tells_replicas_fingerprint_image_and_why_it_cannot_make_po
 
 
 def pointer_map(text: str | None = None) -> Json:
-    action = ApplyPointer("magika-cpu-p1", "cpu", 5, Deployed("r1", (Artifact("cpu", "key", "a" * 64),)), None)
-    pointer = manifests.boot_pointer(MODEL, Storage("engines"), action, lambda _: Signature("k1", "s"))
+    stable = Deployed("r1", (Artifact("cpu", "key", "a" * 64),))
+    action = ApplyPointer("magika-cpu-p1", "cpu", 5, stable, None, Storage("engines"))
+    pointer = manifests.boot_pointer(MODEL, action, lambda _: Signature("k1", "s"))
     stored = manifests.pointer_config_map(MODEL, action, pointer.text(), Signature("k1", "s"))
     if text is not None:
         stored["data"]["pointer.json"] = text

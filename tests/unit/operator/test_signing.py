@@ -100,8 +100,8 @@ def test_a_desired_request_carries_the_fence_and_an_engine_signature_that_verifi
 def stored(held: signing.Ed25519Signer) -> Json:
     stable = Deployed("r1", (Artifact("a10", "key-a10", STABLE), Artifact("l4", "key-l4", "c" * 64)))
     standby = Deployed("r0", (Artifact("a10", "key-a10", CANDIDATE),))
-    action = ApplyPointer("magika-a10-1234", "a10", 3, stable, standby)
-    return signing.pointer_config_map(held, MODEL, Storage("bucket"), action)
+    action = ApplyPointer("magika-a10-1234", "a10", 3, stable, standby, Storage("bucket"))
+    return signing.pointer_config_map(held, MODEL, action)
 
 
 def test_a_pointer_names_the_engines_of_its_own_target_only() -> None:

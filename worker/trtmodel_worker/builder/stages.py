@@ -9,11 +9,9 @@ Request and answer are JSON files, named on the command line. The exit code says
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import logging
 import os
-import signal
 import sys
 import time
 from collections.abc import Mapping
@@ -33,10 +31,10 @@ from trtmodel_worker.engines import registry
 from trtmodel_worker.engines.base import CannotLoad, Engine, EngineError
 from trtmodel_worker.engines.building import CalibrationData, Graph, Rejected
 from trtmodel_worker.engines.onnxruntime.machine import cpu_quota
+from trtmodel_worker.lifetime import end_with_parent
 
 CALIBRATION_ROWS = 4  # small: a calibrator holds every activation of a batch
 LANES = 2
-_PR_SET_PDEATHSIG = 1
 
 log = logging.getLogger("trtmodel.stage")
 
@@ -171,7 +169,7 @@ def main(arguments: list[str]) -> int:
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format=f"%(asctime)s %(levelname)s {stage} %(message)s")
     # Libraries print progress to standard output, which nobody reads.
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    end_with_parent()
     request = loads(Request, Path(request_path).read_bytes())
     try:
         answer = STAGES[stage](request)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import logging
 import mmap
@@ -25,9 +24,9 @@ from trtmodel_worker.host.arena import Arena
 from trtmodel_worker.host.lanes import LaneServer
 from trtmodel_worker.host.proving import SelfTestFailed, self_test, warm
 from trtmodel_worker.host.wire import MAX_TEXT_BYTES, HostConfig, Ready, Refused
+from trtmodel_worker.lifetime import end_with_parent
 
 log = logging.getLogger(__name__)
-_PR_SET_PDEATHSIG = 1
 _FINISH_SECONDS = 60.0
 
 
@@ -143,6 +142,6 @@ def _hang_up(fd: int) -> None:
 
 def _die_with(parent: int) -> None:
     """No orphan holds a GPU after the front is gone, however it went."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    end_with_parent()
     if os.getppid() != parent:
         raise SystemExit("the front is gone")
