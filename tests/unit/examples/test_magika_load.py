@@ -101,7 +101,8 @@ def test_connections_are_given_up_after_fifty_requests() -> None:
     server = Server()
     assert traffic(server, rate=400, connections=2).summary()["failed"] == 0
     assert max(server.connections) == 50
-    assert len(server.connections) == 4
+    assert sum(server.connections) == 200
+    assert len([n for n in server.connections if n < 50]) <= 2  # the last of each; who gets how many is a race
 
 
 def test_requests_go_round_over_all_connections() -> None:

@@ -28,12 +28,15 @@ def run(stage: str, request: Request, work: Path) -> Answer:
     request_path.write_bytes(dumps(request))
     answer_path.unlink(missing_ok=True)
     command = [sys.executable, "-m", "trtmodel_worker.builder.stages", stage, str(request_path), str(answer_path)]
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace")
     words = collections.deque[str](maxlen=LAST_WORDS)
+    # A Job that is asked to end while Popen is at work would leave a process that nobody knows: it is told afterwards.
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace")
     timer = threading.Timer(MOST_SECONDS, process.kill)
     timer.daemon = True
-    timer.start()
     try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+        timer.start()
         assert process.stderr is not None
         for line in process.stderr:
             sys.stderr.write(line)

@@ -1,0 +1,42 @@
+"""A stage's process belongs to its Job: whenever the Job is asked to end, it is ended too."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from trtmodel_worker.builder import child
+from trtmodel_worker.builder.stages import Request
+
+
+def test_a_job_that_is_asked_to_end_while_a_stage_starts_leaves_no_stage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The signal comes when the stage's process exists, but Popen has not told yet which it is."""
+    started: list[subprocess.Popen[str]] = []
+
+    def popen(*_: object, **options: Any) -> subprocess.Popen[str]:
+        started.append(subprocess.Popen(["sleep", "60"], **options))
+        os.kill(os.getpid(), signal.SIGTERM)
+        return started[0]
+
+    def stop(*_: object) -> None:
+        raise SystemExit(143)
+
+    monkeypatch.setattr(child, "dumps", lambda _: b"{}")
+    request: Any = None
+    fake = SimpleNamespace(Popen=popen, DEVNULL=subprocess.DEVNULL, PIPE=subprocess.PIPE)
+    monkeypatch.setattr(child, "subprocess", fake)
+    former = signal.signal(signal.SIGTERM, stop)
+    try:
+        with pytest.raises(SystemExit):
+            child.run("check", request, tmp_path)
+    finally:
+        signal.signal(signal.SIGTERM, former)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+    assert [process.poll() for process in started] == [-signal.SIGKILL]
