@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 from trtmodel_worker.builder import child
-from trtmodel_worker.builder.stages import Request
 
 
 def test_a_job_that_is_asked_to_end_while_a_stage_starts_leaves_no_stage(
