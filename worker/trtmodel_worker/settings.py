@@ -19,7 +19,15 @@ class SettingsError(ValueError):
 
 @dataclass(frozen=True)
 class Settings:
-    """`drain_seconds`: how long a worker that was told to end still accepts, since endpoints lag behind.
+    """`hosts`: engine hosts per engine. `lanes`: per host, 0 for Auto: as many as were measured to be worth it.
+    `buckets`: batch sizes that are formed (padded to, where the runtime gains by it), empty for powers of two up to
+    the profiles' largest. `batch_delay_seconds`: how long a free lane waits for a fuller batch; with 0 a batch is
+    what came while lanes were busy. `retry_attempts` per request, and `retry_budget_percent` of all requests: more
+    would make an overload of a fault. `hedge_seconds`: a batch that runs so long is also run elsewhere; 0 for Auto,
+    five times the bucket's p99. `fallback`: the standby answers while every host of the routed engine is down.
+    `health_seconds`: how often an idle lane proves itself again. `memory_policy`: Auto, Availability or Resource.
+    `grpc_port`: 0 for none. `shared_memory_prefix`: local clients may name regions that begin so; '' for none.
+    `drain_seconds`: how long a worker that was told to end still accepts, since endpoints lag behind.
     `queue_limit`: requests that wait for a lane, per engine. `body_bytes` and `json_bytes`: largest request, and
     largest one in JSON (it is parsed on the loop, so a large one would delay all others). `staging_bytes`: bodies
     held at once. `output_bytes`: room for an output whose shape depends on the data."""
@@ -36,6 +44,18 @@ class Settings:
     keys_dir: Path
     credentials_dir: Path
     cache_dir: Path
+    hosts: int = 1
+    buckets: tuple[int, ...] = ()
+    batch_delay_seconds: float = 0.0
+    retry_attempts: int = 3
+    retry_budget_percent: float = 10.0
+    hedge_seconds: float = 0.0
+    fallback: bool = True
+    health_seconds: float = 30.0
+    memory_policy: str = "Auto"
+    allow_downtime: bool = False
+    grpc_port: int = 0
+    shared_memory_prefix: str = ""
     bind: str = ""
     http_port: int = HTTP_PORT
     control_port: int = CONTROL_PORT
@@ -59,12 +79,26 @@ def from_environment(env: Mapping[str, str]) -> Settings:
         model=_text(env, "TRTMODEL_MODEL"),
         model_uid=_text(env, "TRTMODEL_MODEL_UID"),
         runtime=_text(env, "TRTMODEL_RUNTIME"),
-        lanes=_number(env, "TRTMODEL_CONTEXTS", int, 4, low=1, high=64),
+        lanes=0
+        if env.get("TRTMODEL_CONTEXTS") == "Auto"
+        else _number(env, "TRTMODEL_CONTEXTS", int, 4, low=1, high=64),
         request_seconds=_number(env, "TRTMODEL_REQUEST_TIMEOUT_SECONDS", float, 5.0, low=0.001, high=3600.0),
         pointer_dir=Path(env.get("TRTMODEL_POINTER_DIR", "/etc/trtmodel/pointer")),
         keys_dir=Path(env.get("TRTMODEL_KEYS_DIR", "/etc/trtmodel/keys")),
         credentials_dir=Path(env.get("TRTMODEL_CREDENTIALS_DIR", "/etc/trtmodel/credentials")),
         cache_dir=Path(env.get("TRTMODEL_CACHE_DIR", "/var/cache/trtmodel")),
+        hosts=_number(env, "TRTMODEL_HOSTS", int, 1, low=1, high=8),
+        buckets=_buckets(env.get("TRTMODEL_BATCH_BUCKETS", "")),
+        batch_delay_seconds=_number(env, "TRTMODEL_BATCH_DELAY_SECONDS", float, 0.0, low=0.0, high=10.0),
+        retry_attempts=_number(env, "TRTMODEL_RETRY_ATTEMPTS", int, 3, low=1, high=10),
+        retry_budget_percent=_number(env, "TRTMODEL_RETRY_BUDGET_PERCENT", float, 10.0, low=0.0, high=100.0),
+        hedge_seconds=_number(env, "TRTMODEL_HEDGE_AFTER_SECONDS", float, 0.0, low=0.0, high=3600.0),
+        fallback=_choice(env, "TRTMODEL_FALLBACK", ("Standby", "Error")) == "Standby",
+        health_seconds=_number(env, "TRTMODEL_HEALTH_INTERVAL_SECONDS", float, 30.0, low=0.1, high=86400.0),
+        memory_policy=_choice(env, "TRTMODEL_MEMORY_POLICY", ("Auto", "Availability", "Resource")),
+        allow_downtime=_choice(env, "TRTMODEL_ALLOW_DOWNTIME", ("false", "true")) == "true",
+        grpc_port=_number(env, "TRTMODEL_GRPC_PORT", int, 0, low=0, high=65535),
+        shared_memory_prefix=env.get("TRTMODEL_SHARED_MEMORY_PREFIX", ""),
         bind=env.get("TRTMODEL_BIND", ""),
         http_port=_number(env, "TRTMODEL_HTTP_PORT", int, HTTP_PORT, low=1, high=65535),
         control_port=_number(env, "TRTMODEL_CONTROL_PORT", int, CONTROL_PORT, low=1, high=65535),
@@ -78,6 +112,27 @@ def from_environment(env: Mapping[str, str]) -> Settings:
         prepare_seconds=_number(env, "TRTMODEL_PREPARE_SECONDS", float, 600.0, low=1.0, high=86400.0),
         hang_seconds=_number(env, "TRTMODEL_HANG_SECONDS", float, 5.0, low=0.1, high=3600.0),
     )
+
+
+def _lanes(env: Mapping[str, str]) -> int:
+    """0 for Auto."""
+    return 0 if env.get("TRTMODEL_CONTEXTS") == "Auto" else _number(env, "TRTMODEL_CONTEXTS", int, 4, low=1, high=64)
+
+
+def _buckets(text: str) -> tuple[int, ...]:
+    """Batch sizes, ascending."""
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if not all(word.isdigit() and len(word) < 5 and 1 <= int(word) <= 4096 for word in words):
+        raise SettingsError(f"TRTMODEL_BATCH_BUCKETS={text!r} must be numbers from 1 to 4096, separated by commas")
+    return tuple(sorted({int(word) for word in words}))
+
+
+def _choice(env: Mapping[str, str], name: str, values: tuple[str, ...]) -> str:
+    """One of `values`, the first by default."""
+    value = env.get(name, "") or values[0]
+    if value not in values:
+        raise SettingsError(f"{name}={value!r} must be one of {', '.join(values)}")
+    return value
 
 
 def _text(env: Mapping[str, str], name: str) -> str:

@@ -156,13 +156,13 @@ class Endpoints:
             bodies,
             bucket_of(rows),
             time.monotonic() + seconds,
-            functools.partial(self._answer, request, engine, plan),
+            functools.partial(self._answer, request, plan),
             functools.partial(self._fail, request, engine, plan),
         )
         request.on_gone = call.cancel
-        engine.scheduler.submit(call)
+        engine.submit(call)
 
-    def _answer(self, request: Request, engine: Engine, plan: Plan, outputs: Outputs) -> None:
+    def _answer(self, request: Request, plan: Plan, outputs: Outputs, engine: Engine) -> None:
         try:
             headers, body = engine.codec.answer(plan, outputs)
         except Failed as e:

@@ -18,7 +18,7 @@ from trtmodel_contract.manifest import Manifest
 from trtmodel_worker.front.hostproc import EngineHost, HostFailed, Hosts, Payload
 from trtmodel_worker.front.models import Admission
 from trtmodel_worker.front.regions import Arenas
-from trtmodel_worker.front.scheduler import Scheduler
+from trtmodel_worker.front.scheduler import Call, Scheduler
 from trtmodel_worker.front.stats import RevisionStats
 from trtmodel_worker.front.v2 import Codec
 from trtmodel_worker.front.windows import Windows
@@ -75,7 +75,7 @@ class Engine:
         self._arenas = arenas
         self._settings = settings
         self.scheduler = Scheduler(
-            self._arena, manifest.outputs, lambda: windows.counters(digest), stats,
+            self, self._arena, manifest.outputs, lambda: windows.counters(digest), stats,
             settings.queue_limit,
         )  # fmt: skip
         self._host: EngineHost | None = None
@@ -90,6 +90,10 @@ class Engine:
     def count_failed(self, kind: str) -> None:
         """An attempt that was this engine's to make, and was not made."""
         self._windows.counters(self.digest).count_failed(kind)
+
+    def submit(self, call: Call) -> None:
+        """Answer `call`, sooner or later, one way or the other."""
+        self.scheduler.submit(call)
 
     async def start(self, payload: Payload) -> None:
         """Raises HostFailed; then nothing of it is left but the arena, which `close` gives back."""

@@ -48,6 +48,7 @@ class HttpServer:
         self.connections: set[Connection] = set()
         self._vacant = asyncio.Event()
         self._server: asyncio.AbstractServer | None = None
+        self._local: asyncio.AbstractServer | None = None
         self._sweeper: asyncio.Task[None] | None = None
 
     async def listen(self, host: str | None, port: int) -> None:
@@ -56,6 +57,11 @@ class HttpServer:
         self._server = await loop.create_server(lambda: Connection(self, loop), host, port, backlog=1024)
         self._sweeper = asyncio.create_task(self._sweep(), name=f"sweep {port}")
 
+    async def listen_unix(self, path: str) -> None:
+        """Also on a socket in the file system, for the gRPC gateway. Raises OSError."""
+        loop = asyncio.get_running_loop()
+        self._local = await loop.create_unix_server(lambda: Connection(self, loop), path, backlog=1024)
+
     def announce_end(self) -> None:
         """Every answer from now on tells its client to connect anew (elsewhere)."""
         self.closing = True
@@ -63,8 +69,9 @@ class HttpServer:
     async def close(self, seconds: float) -> None:
         """Accept nothing more, answer what runs for at most `seconds`, close."""
         self.closing = True
-        if self._server is not None:
-            self._server.close()
+        for listening in (self._server, self._local):
+            if listening is not None:
+                listening.close()
         deadline = asyncio.get_running_loop().time() + seconds
         for connection in list(self.connections):
             connection.close_if_idle()

@@ -16,7 +16,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from trtmodel_contract.manifest import TensorSpec
 
@@ -32,6 +32,9 @@ from trtmodel_worker.host.wire import (
     parse_answer,
     run_message,
 )
+
+if TYPE_CHECKING:
+    from trtmodel_worker.front.engine import Engine
 
 log = logging.getLogger(__name__)
 _generations = itertools.count(1)  # of all engines: regions are shared between them
@@ -61,7 +64,8 @@ class Failed(Exception):
 
 
 class Call:
-    """One request on its way through an engine."""
+    """One request on its way through an engine. `on_answer` gets the engine that answered: it need not be the one that
+    was asked."""
 
     __slots__ = ("bodies", "bucket", "deadline", "deaths", "done", "on_answer", "on_failure", "shapes", "since")
 
@@ -71,7 +75,7 @@ class Call:
         bodies: Sequence[memoryview],
         bucket: str,
         deadline: float,
-        on_answer: Callable[[Outputs], None],
+        on_answer: Callable[[Outputs, Engine], None],
         on_failure: Callable[[Failed], None],
     ) -> None:
         self.shapes = shapes
@@ -130,12 +134,14 @@ class LanePort:
 class Scheduler:
     def __init__(
         self,
+        engine: Engine,
         arena: SharedArena,
         outputs: Sequence[TensorSpec],
         counters: Callable[[], Counters],
         stats: RevisionStats,
         queue_limit: int,
     ) -> None:
+        self._engine = engine
         self._arena = arena
         self._offsets = arena.layout.input_offsets
         self._outputs = [(s.shape, DTYPES[s.datatype].itemsize) for s in outputs]
@@ -342,7 +348,7 @@ class Scheduler:
             self._stats.observe(attempt.started - call.since, seconds, time.monotonic() - call.since)
             if not call.done:
                 call.done = True
-                call.on_answer(outputs)
+                call.on_answer(outputs, self._engine)
             for _, view in outputs:
                 view.release()
         elif answer.failure is FailureClass.INVALID_INPUT:

@@ -5,6 +5,8 @@ On a lane every message is one datagram of 64-bit integers (the socket keeps bou
     run      [generation, output offset, output bytes, (input offset, dim, dim ...) per input]
     answer   [generation, 0, compute ns, (output offset, rank, dim ...) per output]
     failure  [generation, class, compute ns] + text in UTF-8
+    probe    [generation, 0, 0]      run the golden samples on this lane; the answer has no outputs
+    rested   [0, 0, ns]              unasked, some time after RECOVERABLE: the lane was rebuilt and can run again
 
 Inputs and outputs are in the manifest's order. Offsets are from the start of the arena. On the control socket a message
 is one JSON object.
@@ -14,8 +16,8 @@ from __future__ import annotations
 
 import enum
 import struct
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 MAX_MESSAGE_BYTES = 64 * 1024
@@ -32,6 +34,7 @@ class FailureClass(enum.IntEnum):
     OUT_OF_MEMORY = 3
     OUTPUT_TOO_LARGE = 4
     INTERNAL = 5
+    WRONG_OUTPUT = 6  # of a probe: the engine does not answer any more what it answered when it was built
 
 
 class MessageError(ValueError):
@@ -40,7 +43,9 @@ class MessageError(ValueError):
 
 @dataclass(frozen=True)
 class HostConfig:
-    """What a host is told, as JSON in a sealed memory file. `*_fd` are inherited descriptors."""
+    """What a host is told, as JSON in a sealed memory file. `*_fd` are inherited descriptors. `buckets`: batch sizes
+    that are to be warm and measured. `duty`: share of the time that the warm-up may compute: less than 1 beside
+    traffic."""
 
     SCHEMA: ClassVar[str] = "trtmodel.io/host/v1"
 
@@ -56,15 +61,23 @@ class HostConfig:
     lane_fds: tuple[int, ...]
     control_fd: int
     parent_pid: int
+    buckets: tuple[int, ...] = ()
+    duty: float = 1.0
 
 
 @dataclass(frozen=True)
 class Ready:
-    """Every lane is warm and passed the self-test. `slowest_seconds` is the longest single run of the warm-up."""
+    """Every lane is warm and passed the self-test. `slowest_seconds` is the longest single run of the warm-up,
+    `bucket_seconds` the median time of a run by batch size (as text). `batchable`: rows do not see each other, so that
+    those of different requests may be run together; `why` not otherwise. `peak_bytes`: host memory at its highest."""
 
     SCHEMA: ClassVar[str] = "trtmodel.io/host-ready/v1"
 
     slowest_seconds: float
+    bucket_seconds: Mapping[str, float] = field(default_factory=dict)
+    batchable: bool = False
+    why: str = ""
+    peak_bytes: int = 0
 
 
 @dataclass(frozen=True)
