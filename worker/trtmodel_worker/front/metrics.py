@@ -75,6 +75,17 @@ class WorkerCollector(Collector):
             ("timeouts", "Requests that were not answered in time", lambda s: s.timeouts),
             ("replays", "Requests run again after a host died", lambda s: s.replays),
             ("host_deaths", "Engine hosts that ended unasked", lambda s: s.deaths),
+            ("batches", "Batches given to a lane", lambda s: s.batches),
+            ("rows", "Rows of requests in those batches", lambda s: s.rows),
+            ("padded_rows", "Rows added to fill a bucket", lambda s: s.padded_rows),
+            ("split_batches", "Failed batches that were run again request by request", lambda s: s.splits),
+            ("retries", "Requests run again after a failure that may pass", lambda s: s.retries),
+            ("hedges", "Overdue batches that were also run elsewhere", lambda s: s.hedges),
+            ("hedge_wins", "Hedges that answered first", lambda s: s.hedge_wins),
+            ("probes", "Idle lanes that ran the golden samples again", lambda s: s.probes),
+            ("probe_failures", "Probes that failed", lambda s: s.probe_failures),
+            ("rebuilt_lanes", "Lanes that a host rebuilt after a failure", lambda s: s.rebuilt_lanes),
+            ("quarantined_regions", "Regions put aside as their host was not reaped", lambda s: s.quarantined),
         )
         for name, text, value in plain:
             family = CounterMetricFamily(f"trtmodel_{name}", text, labels=["revision"])

@@ -31,7 +31,11 @@ class Histogram:
 
 
 class RevisionStats:
-    """`responses` by HTTP status; seconds from admission: waiting for a lane, in the engine, all of it."""
+    """What the engines of one revision did. `responses` by HTTP status; seconds from admission: waiting for a lane, in
+    the engine, all of it. `batches` and `rows` that were dispatched, `padded_rows` that were added to fill a bucket,
+    `splits` of a failed batch into its requests. The ladder: `retries`, `hedges` and those that answered first,
+    `replays` after a death, `probes` of idle lanes, lanes that a host rebuilt, regions that were ever `quarantined`
+    because their host could not be reaped."""
 
     def __init__(self) -> None:
         self.responses: dict[int, int] = {}
@@ -45,6 +49,17 @@ class RevisionStats:
         self.timeouts = 0
         self.replays = 0
         self.deaths = 0
+        self.batches = 0
+        self.rows = 0
+        self.padded_rows = 0
+        self.splits = 0
+        self.retries = 0
+        self.hedges = 0
+        self.hedge_wins = 0
+        self.probes = 0
+        self.probe_failures = 0
+        self.rebuilt_lanes = 0
+        self.quarantined = 0
 
     def observe(self, queue: float, compute: float, total: float) -> None:
         self.queue.observe(queue)
