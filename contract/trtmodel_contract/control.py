@@ -25,6 +25,7 @@ DESIRED_PATH = "/control/v1/desired"
 REPORT_PATH = "/control/v1/report"
 CONTROL_PORT = 8081
 HTTP_PORT = 8080
+GRPC_PORT = 9000
 METRICS_PORT = 8082
 POINTER_FILE = "pointer.json"
 POINTER_SIGNATURE_FILE = "pointer.sig.json"

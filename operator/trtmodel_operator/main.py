@@ -7,7 +7,6 @@ SIGTERM -> watches and workers end -> Lease released -> exit 0
 from __future__ import annotations
 
 import asyncio
-import importlib.metadata
 import logging
 import os
 import signal
@@ -19,6 +18,7 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import kopf
+from trtmodel_contract.version import product_version
 
 from trtmodel_operator import logs
 from trtmodel_operator.adapters.api import Api, configuration
@@ -113,7 +113,7 @@ async def run(settings: Settings) -> None:
         loop.add_signal_handler(number, task.cancel)  # until kopf puts its own in their place
     async with AsyncExitStack() as stack:
         metrics = OperatorMetrics()
-        metrics.describe(_version())
+        metrics.describe(product_version())
         stack.callback(metrics.serve(settings.host, settings.metrics_port))
         health = Health()
         await health.start(settings.host, settings.http_port)
@@ -157,13 +157,6 @@ async def run(settings: Settings) -> None:
         )
         await kopf.operator(registry=handlers(queue, witness, metrics, stop), settings=informer_settings(), **scope)
         log.info("stopping")
-
-
-def _version() -> str:
-    try:
-        return importlib.metadata.version("trtmodel")
-    except importlib.metadata.PackageNotFoundError:  # the image carries the packages without their metadata
-        return "unknown"
 
 
 def _no_leader_without_lease(holding: asyncio.Task[None]) -> None:

@@ -20,6 +20,7 @@ from trtmodel_contract.signing import KeySet
 from trtmodel_operator import manifests
 from trtmodel_operator import spec as specs
 from trtmodel_operator.adapters.cluster import owner_uid
+from trtmodel_operator.fields import SpecError
 from trtmodel_operator.model import (
     JobKind,
     JobState,
@@ -104,7 +105,7 @@ def memory_of(raw: Json) -> Memory:
 def _spec(raw: Json) -> tuple[Spec | None, str]:
     try:
         return specs.parse(raw.get("spec")), ""
-    except specs.SpecError as e:
+    except SpecError as e:
         return None, str(e)
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from typing import Any
 
 from trtmodel_contract.codec import canonical, sha256_hex
 
 from trtmodel_operator.manifests.names import GPU_PRODUCT_LABEL, GPU_RESOURCE
 from trtmodel_operator.model import Spec, Target
+from trtmodel_operator.units import quantity
 
 Manifest = dict[str, Any]
 
@@ -75,7 +76,7 @@ def resources(defaults: Mapping[str, Mapping[str, str]], asked: object, gpus: in
     asked_requests, asked_limits = strings(asked.get("requests")), strings(asked.get("limits"))
     requests, limits = {**defaults["requests"], **asked_requests}, {**defaults["limits"], **asked_limits}
     for name in sorted(set(requests) & set(limits)):
-        if _quantity(requests[name]) <= _quantity(limits[name]):
+        if _number(requests[name]) <= _number(limits[name]):
             continue
         if name not in asked_requests:
             requests[name] = limits[name]
@@ -86,18 +87,9 @@ def resources(defaults: Mapping[str, Mapping[str, str]], asked: object, gpus: in
     return {"requests": requests, "limits": limits}
 
 
-_UNITS = {"n": Decimal("1e-9"), "u": Decimal("1e-6"), "m": Decimal("1e-3"), "k": Decimal(1000)}
-_UNITS |= {unit: Decimal(1000) ** (i + 2) for i, unit in enumerate("MGTPE")}
-_UNITS |= {f"{unit}i": Decimal(1024) ** (i + 1) for i, unit in enumerate("KMGTPE")}
-
-
-def _quantity(text: str) -> Decimal:
-    """A Kubernetes quantity. What is none counts as 0: the API server refuses it with its own words."""
-    unit = next((u for u in sorted(_UNITS, key=len, reverse=True) if text.endswith(u)), "")
-    try:
-        return Decimal(text[: len(text) - len(unit)]) * _UNITS.get(unit, Decimal(1))
-    except InvalidOperation:
-        return Decimal(0)
+def _number(text: str) -> Decimal:
+    """What is no quantity counts as 0: the API server refuses it with its own words."""
+    return quantity(text) or Decimal(0)
 
 
 def strings(value: object) -> dict[str, str]:

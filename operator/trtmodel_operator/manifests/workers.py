@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trtmodel_contract.control import CONTROL_PORT, HTTP_PORT, METRICS_PORT
+from trtmodel_contract.control import CONTROL_PORT, GRPC_PORT, HTTP_PORT, METRICS_PORT
 from trtmodel_contract.identity import ModelRef
 from trtmodel_contract.jobs import CREDENTIALS_DIR_ENV
 
@@ -87,6 +87,7 @@ def _worker_pod(model: ModelRef, spec: Spec, apply: ApplyWorkload) -> Manifest:
         "env": [*_worker_env(model, spec), *_extra_env(spec)],
         "ports": [
             {"name": "http", "containerPort": HTTP_PORT, "protocol": "TCP"},
+            {"name": "grpc", "containerPort": GRPC_PORT, "protocol": "TCP"},
             {"name": "control", "containerPort": CONTROL_PORT, "protocol": "TCP"},
             {"name": "metrics", "containerPort": METRICS_PORT, "protocol": "TCP"},
         ],
@@ -123,17 +124,40 @@ def _worker_env(model: ModelRef, spec: Spec) -> list[Manifest]:
         "TRTMODEL_MODEL": model.name,
         ENV_MODEL_UID: model.uid,
         "TRTMODEL_RUNTIME": spec.engine.runtime,
-        "TRTMODEL_CONTEXTS": str(spec.serving.contexts),
+        "TRTMODEL_CONTEXTS": str(spec.serving.contexts or "Auto"),
         "TRTMODEL_REQUEST_TIMEOUT_SECONDS": f"{spec.serving.request_timeout:g}",
+        "TRTMODEL_GRPC_PORT": str(GRPC_PORT),
         "TRTMODEL_POINTER_DIR": POINTER_DIR,
         "TRTMODEL_KEYS_DIR": KEYS_DIR,
         CREDENTIALS_DIR_ENV: CREDENTIALS_DIR,
         "TRTMODEL_CACHE_DIR": CACHE_DIR,
+        **_chosen(spec),
     }
     return [
         *({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in from_pod.items()),
         *({"name": name, "value": value} for name, value in plain.items()),
     ]
+
+
+def _chosen(spec: Spec) -> dict[str, str]:
+    """What the user wants otherwise than workers do by themselves. What is left alone is not said: a variable more
+    would replace the pods of every model when the operator is upgraded."""
+    serving, rollout = spec.serving, spec.rollout
+    retry, batching = serving.retry, serving.batching
+    said = {
+        "TRTMODEL_HOSTS": (f"{serving.hosts}", "1"),
+        "TRTMODEL_HEALTH_INTERVAL_SECONDS": (f"{serving.health_interval:g}", "30"),
+        "TRTMODEL_RETRY_ATTEMPTS": (f"{retry.attempts}", "3"),
+        "TRTMODEL_RETRY_BUDGET_PERCENT": (f"{retry.budget_percent}", "10"),
+        "TRTMODEL_HEDGE_AFTER_SECONDS": (f"{retry.hedge_after:g}", "0"),
+        "TRTMODEL_BATCH_BUCKETS": (",".join(map(str, batching.buckets)), ""),
+        "TRTMODEL_BATCH_DELAY_SECONDS": (f"{batching.max_delay:g}", "0"),
+        "TRTMODEL_QUEUE_LIMIT": (f"{batching.max_queue}", "512"),
+        "TRTMODEL_FALLBACK": ("Standby" if serving.fallback else "Error", "Standby"),
+        "TRTMODEL_MEMORY_POLICY": (rollout.memory_policy, "Auto"),
+        "TRTMODEL_ALLOW_DOWNTIME": (str(rollout.allow_downtime).lower(), "false"),
+    }
+    return {name: value for name, (value, by_itself) in said.items() if value != by_itself}
 
 
 def service(model: ModelRef, spec: Spec) -> Manifest:
@@ -146,7 +170,10 @@ def service(model: ModelRef, spec: Spec) -> Manifest:
         "spec": {
             "type": "ClusterIP",
             "selector": selector,
-            "ports": [{"name": "http", "port": spec.serving.http_port, "targetPort": "http", "protocol": "TCP"}],
+            "ports": [
+                {"name": "http", "port": spec.serving.http_port, "targetPort": "http", "protocol": "TCP"},
+                {"name": "grpc", "port": spec.serving.grpc_port, "targetPort": "grpc", "protocol": "TCP"},
+            ],
         },
     }
     manifest["metadata"]["annotations"] = {ANNOTATION_FINGERPRINT: pods.fingerprint(manifest)}

@@ -5,8 +5,10 @@ Observed --decide--> Decision = new Memory + Actions + Situation (what condition
 
 from trtmodel_operator.model.asked import (
     AnalysisSpec,
+    BatchingSpec,
     BuildSpec,
     CalibrationSpec,
+    RetrySpec,
     RolloutSpec,
     ServingSpec,
     Spec,
@@ -56,6 +58,7 @@ __all__ = [
     "ApplyPointer",
     "ApplyWorkload",
     "Artifact",
+    "BatchingSpec",
     "BuildSpec",
     "Built",
     "CalibrationSpec",
@@ -79,6 +82,7 @@ __all__ = [
     "Platform",
     "Rejected",
     "Resolved",
+    "RetrySpec",
     "RolloutSpec",
     "ServingSpec",
     "Signal",

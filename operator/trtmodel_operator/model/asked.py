@@ -48,15 +48,43 @@ class VerifySpec:
 
 
 @dataclass(frozen=True)
+class RetrySpec:
+    """`attempts` of one request, the first included. `budget_percent` of all requests may be retries. `hedge_after` in
+    seconds: an overdue batch then also runs elsewhere; 0 for Auto."""
+
+    attempts: int = 3
+    budget_percent: int = 10
+    hedge_after: float = 0.0
+
+
+@dataclass(frozen=True)
+class BatchingSpec:
+    """`buckets`: batch sizes that are formed, empty for the worker's choice. `max_delay` in seconds: how long a free
+    lane waits for a fuller batch. `max_queue`: requests that may wait, per engine."""
+
+    buckets: tuple[int, ...] = ()
+    max_delay: float = 0.0
+    max_queue: int = 512
+
+
+@dataclass(frozen=True)
 class ServingSpec:
-    """`request_timeout` in seconds. `pod` is the closed list of pod settings, as written."""
+    """`hosts` of each engine. `contexts` are lanes of each host, 0 for Auto. `request_timeout` and `health_interval` in
+    seconds. `fallback`: the standby answers while no host of the routed engine is up. `pod` is the closed list of pod
+    settings, as written."""
 
     replicas: int
     image: str
+    hosts: int
     contexts: int
+    health_interval: float
+    retry: RetrySpec
+    batching: BatchingSpec
     request_timeout: float
+    fallback: bool
     service_name: str
     http_port: int
+    grpc_port: int
     pod: Mapping[str, object] = field(default_factory=dict)
 
 
@@ -85,6 +113,8 @@ class RolloutSpec:
     progress_deadline: float
     history_limit: int
     paused: bool
+    memory_policy: str
+    allow_downtime: bool
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from trtmodel_contract.jobs import BuildTask, ResolveTask
 from trtmodel_contract.signing import KeySet, Signature
 from trtmodel_operator import manifests
 from trtmodel_operator.model import ApplyPointer, ApplyWorkload, CreateJob, ObservedPointer
+from trtmodel_worker.settings import Settings, from_environment
 
 GPU = {
     "engine__runtime": "TensorRT",
@@ -177,6 +178,7 @@ def test_a_worker_knows_itself_its_model_and_where_things_are() -> None:
         "TRTMODEL_RUNTIME": "ONNXRuntime",
         "TRTMODEL_CONTEXTS": "2",
         "TRTMODEL_REQUEST_TIMEOUT_SECONDS": "0.5",
+        "TRTMODEL_GRPC_PORT": "9000",
         "TRTMODEL_POINTER_DIR": "/etc/trtmodel/pointer",
         "TRTMODEL_KEYS_DIR": "/etc/trtmodel/keys",
         "TRTMODEL_CREDENTIALS_DIR": "/etc/trtmodel/credentials",
@@ -188,6 +190,67 @@ def test_a_worker_knows_itself_its_model_and_where_things_are() -> None:
     assert volumes["pointer"]["configMap"] == {"name": manifest["metadata"]["name"]}
     assert volumes["keys"]["configMap"] == {"name": "magika-keys"}
     assert all("subPath" not in m for m in container(manifest)["volumeMounts"])
+
+
+# What a user may say of serving, and what the worker makes of it.
+SERVING = [
+    ({"serving__hosts": 2}, "hosts", 2),
+    ({"serving__contexts": 3}, "lanes", 3),
+    ({"serving__contexts": "Auto"}, "lanes", 0),
+    ({"serving__healthInterval": "1m500ms"}, "health_seconds", 60.5),
+    ({"serving__retry": {"attempts": 1}}, "retry_attempts", 1),
+    ({"serving__retry": {"budgetPercent": 0}}, "retry_budget_percent", 0.0),
+    ({"serving__retry": {"hedgeAfter": "20ms"}}, "hedge_seconds", 0.02),
+    ({"serving__batching": {"buckets": [1, 4, 16]}}, "buckets", (1, 4, 16)),
+    ({"serving__batching": {"maxDelay": "2ms"}}, "batch_delay_seconds", 0.002),
+    ({"serving__batching": {"maxQueue": 64}}, "queue_limit", 64),
+    ({"serving__requestTimeout": "1s"}, "request_seconds", 1.0),
+    ({"serving__fallback": "Error"}, "fallback", False),
+    ({"rollout__memoryPolicy": "Resource"}, "memory_policy", "Resource"),
+    ({"rollout__allowDowntime": True}, "allow_downtime", True),
+]
+
+
+def understood(**changes: Any) -> Settings:
+    """What a worker with this Deployment's environment does."""
+    pod_fields = {"POD_NAME": "magika-0", "POD_UID": "u", "POD_NAMESPACE": "ml"}
+    return from_environment({**env(deployment(**changes)), **pod_fields})
+
+
+@pytest.mark.parametrize(("changes", "setting", "value"), SERVING, ids=lambda v: str(v))
+def test_what_the_user_says_of_serving_reaches_the_worker(changes: dict[str, Any], setting: str, value: object) -> None:
+    assert getattr(understood(**changes), setting) == value
+    others = {**vars(understood(**changes)), setting: None}
+    assert others == {**vars(understood()), setting: None}
+
+
+def test_a_default_is_not_said_to_the_worker_which_has_the_same() -> None:
+    """Otherwise an upgrade of the operator would replace the pods of models that use none of it."""
+    said = deployment(
+        serving__hosts=1,
+        serving__healthInterval="30s",
+        serving__retry={"attempts": 3, "budgetPercent": 10, "hedgeAfter": "Auto"},
+        serving__batching={"maxDelay": "0s", "maxQueue": 512},
+        serving__fallback="Standby",
+        rollout__memoryPolicy="Auto",
+        rollout__allowDowntime=False,
+    )
+    assert said == deployment()
+    worker, spec = understood(), new().spec
+    assert spec is not None
+    assert (worker.hosts, worker.health_seconds) == (spec.serving.hosts, spec.serving.health_interval)
+    assert (worker.retry_attempts, worker.retry_budget_percent, worker.hedge_seconds) == (
+        spec.serving.retry.attempts,
+        spec.serving.retry.budget_percent,
+        spec.serving.retry.hedge_after,
+    )
+    assert (worker.buckets, worker.batch_delay_seconds, worker.queue_limit) == (
+        spec.serving.batching.buckets,
+        spec.serving.batching.max_delay,
+        spec.serving.batching.max_queue,
+    )
+    assert worker.fallback == spec.serving.fallback
+    assert (worker.memory_policy, worker.allow_downtime) == (spec.rollout.memory_policy, spec.rollout.allow_downtime)
 
 
 def test_a_worker_is_replaced_only_when_its_successor_is_ready_and_has_time_to_drain() -> None:
@@ -250,6 +313,7 @@ def test_the_fingerprint_is_of_everything_but_the_replicas() -> None:
 
     assert mark() == mark(serving__replicas=9)
     assert mark() != mark(serving__requestTimeout="7s")
+    assert mark() != mark(serving__batching={"buckets": [1, 8]})
     assert mark() != mark(serving__pod={"labels": {"a": "b"}})
     assert deployment(serving__replicas=9)["spec"]["replicas"] == 9
 
@@ -282,7 +346,12 @@ def test_the_service_spans_all_targets_and_platforms() -> None:
     service = manifests.service(seen.model, seen.spec)
     assert service["metadata"]["name"] == "front"
     assert service["spec"]["selector"] == {"trtmodel.io/model": "magika", "trtmodel.io/role": "worker"}
-    assert service["spec"]["ports"] == [{"name": "http", "port": 80, "targetPort": "http", "protocol": "TCP"}]
+    assert service["spec"]["ports"] == [
+        {"name": "http", "port": 80, "targetPort": "http", "protocol": "TCP"},
+        {"name": "grpc", "port": 9000, "targetPort": "grpc", "protocol": "TCP"},
+    ]
+    ports = {p["name"]: p["containerPort"] for p in container(deployment())["ports"]}
+    assert ports == {"http": 8080, "grpc": 9000, "control": 8081, "metrics": 8082}
     assert manifests.service_name(MODEL, new().spec) == "magika"  # type: ignore[arg-type]
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -9,8 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trtmodel_contract.gate import Task, Thresholds
 from trtmodel_contract.identity import KeepPrecision, Profile, ShapeRange
-from trtmodel_operator.model import Command, Spec, Step, Target
-from trtmodel_operator.spec import SpecError, duration, parse, parse_command, quantity
+from trtmodel_operator.fields import SpecError, duration, size
+from trtmodel_operator.model import BatchingSpec, Command, RetrySpec, Spec, Step, Target
+from trtmodel_operator.spec import parse, parse_command
+from trtmodel_operator.units import quantity
 
 LEAST: dict[str, Any] = {
     "source": {"uri": "s3://models/model.onnx"},
@@ -50,6 +53,10 @@ def test_what_is_left_out_has_the_same_default_as_in_the_crd() -> None:
         Thresholds(0.005, 0.01, 0.99),
     )
     assert (found.serving.replicas, found.serving.http_port, found.serving.request_timeout) == (1, 8080, 5.0)
+    assert (found.serving.hosts, found.serving.contexts, found.serving.health_interval) == (1, 1, 30.0)
+    assert (found.serving.retry, found.serving.batching) == (RetrySpec(3, 10, 0.0), BatchingSpec((), 0.0, 512))
+    assert (found.serving.fallback, found.serving.grpc_port) == (True, 9000)
+    assert (found.rollout.memory_policy, found.rollout.allow_downtime) == ("Auto", False)
     assert found.rollout.steps == (Step(1, 120.0), Step("50%", 120.0))
     assert (found.rollout.analysis.interval, found.rollout.analysis.min_requests) == (10.0, 3000)
     assert (found.rollout.progress_deadline, found.rollout.history_limit, found.rollout.paused) == (1800.0, 5, False)
@@ -74,6 +81,15 @@ def test_everything_that_is_written_is_read() -> None:
             targets=[{"name": "a10", "gpu": "NVIDIA-A10", "gpus": 1, "tolerations": [{"key": "gpu"}]}],
             build__deadline="1h30m",
             serving__pod={"labels": {"team": "ml"}, "env": [{"name": "OMP_NUM_THREADS", "value": "1"}]},
+            serving__hosts=2,
+            serving__contexts="Auto",
+            serving__healthInterval="1m",
+            serving__retry={"attempts": 1, "budgetPercent": 0, "hedgeAfter": "20ms"},
+            serving__batching={"buckets": [1, 8], "maxDelay": "2ms", "maxQueue": 64},
+            serving__fallback="Error",
+            serving__service={"http": 80, "grpc": 90},
+            rollout__memoryPolicy="Resource",
+            rollout__allowDowntime=True,
             rollout__steps=[{"workers": "25%", "hold": "500ms"}],
         )
     )
@@ -90,6 +106,11 @@ def test_everything_that_is_written_is_read() -> None:
     assert found.build.deadline == 5400
     assert found.serving.pod["labels"] == {"team": "ml"}
     assert found.rollout.steps == (Step("25%", 0.5),)
+    assert (found.serving.hosts, found.serving.contexts, found.serving.health_interval) == (2, 0, 60.0)
+    assert found.serving.retry == RetrySpec(1, 0, pytest.approx(0.02))
+    assert found.serving.batching == BatchingSpec((1, 8), pytest.approx(0.002), 64)
+    assert (found.serving.fallback, found.serving.http_port, found.serving.grpc_port) == (False, 80, 90)
+    assert (found.rollout.memory_policy, found.rollout.allow_downtime) == ("Resource", True)
 
 
 def test_a_tensorrt_target_takes_a_gpu_unless_it_says_otherwise() -> None:
@@ -111,17 +132,26 @@ def test_what_is_no_duration_is_refused_with_an_example(text: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "size"),
-    [("1Gi", 2**30), ("512Mi", 2**29), ("1G", 10**9), ("100k", 100_000), (1024, 1024), ("1.5Gi", 3 * 2**29)],
-)
-def test_a_size_is_read(text: object, size: int) -> None:
-    assert quantity(text, "spec.x") == size
+    ("text", "amount"),
+    [("1Gi", 2**30), ("512Mi", 2**29), ("1G", 10**9), ("100k", 100_000), (1024, 1024), ("1.5Gi", 3 * 2**29),
+     ("1e3", 1000), ("1500m", 2)],
+)  # fmt: skip
+def test_a_size_is_read(text: object, amount: int) -> None:
+    assert size(text, "spec.x") == amount
 
 
-@pytest.mark.parametrize("text", ["", "1 Gi", "Gi", "-1Gi", "1gi", "1e3", None, True])
+@pytest.mark.parametrize("text", ["", "1 Gi", "Gi", "-1Gi", "0", "1gi", "1e3k", "NaN", "1e999", None, True, 1.5])
 def test_what_is_no_size_is_refused_with_an_example(text: object) -> None:
     with pytest.raises(SpecError, match=r"spec\.x: .* is not a size: give one such as 512Mi or 1Gi"):
-        quantity(text, "spec.x")
+        size(text, "spec.x")
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("250m", "0.25"), ("2", "2"), (".5", "0.5"), ("+1.", "1"), ("1E3", "1000"), ("1E", "1e18"), ("3n", "3e-9")],
+)
+def test_a_quantity_is_the_number_that_kubernetes_reads(text: str, number: str) -> None:
+    assert quantity(text) == Decimal(number)
 
 
 @pytest.mark.parametrize(
@@ -140,7 +170,18 @@ def test_what_is_no_size_is_refused_with_an_example(text: object) -> None:
         ({"verify__thresholds": {"top1Delta": "no"}}, 'spec.verify.thresholds.top1Delta: "no" is not a number'),
         ({"serving__replicas": -1}, "spec.serving.replicas: -1 is out of range"),
         ({"serving__replicas": 1.5}, "spec.serving.replicas: expected a whole number, found 1.5"),
-        ({"serving__contexts": "Auto"}, 'spec.serving.contexts: expected a whole number, found "Auto"'),
+        ({"serving__contexts": "auto"}, 'spec.serving.contexts: expected a whole number, found "auto"'),
+        ({"serving__hosts": 9}, "spec.serving.hosts: 9 is out of range: give a whole number from 1 to 8"),
+        ({"serving__healthInterval": "0s"}, 'spec.serving.healthInterval: "0s" is too short'),
+        ({"serving__requestTimeout": "0s"}, 'spec.serving.requestTimeout: "0s" is too short'),
+        ({"serving__retry": {"attempts": 0}}, "spec.serving.retry.attempts: 0 is out of range"),
+        ({"serving__retry": {"hedgeAfter": "0s"}}, 'spec.serving.retry.hedgeAfter: "0s" is too short'),
+        ({"serving__batching": {"buckets": [8, 1]}}, "spec.serving.batching.buckets: [8, 1] must be batch sizes"),
+        ({"serving__batching": {"buckets": [1, 1]}}, "in ascending order, each once, such as [1, 4, 16]"),
+        ({"serving__batching": {"buckets": [0]}}, "from 1 to 4096"),
+        ({"serving__fallback": "Maybe"}, 'spec.serving.fallback: "Maybe" is not one of Standby, Error'),
+        ({"serving__service": {"grpc": 8080}}, "spec.serving.service: http and grpc are both 8080"),
+        ({"rollout__memoryPolicy": "Some"}, 'spec.rollout.memoryPolicy: "Some" is not one of Auto, Availability'),
         ({"serving__pod": {"labels": {"trtmodel.io/model": "x"}}}, "trtmodel.io/model belongs to the operator"),
         ({"serving__pod": {"annotations": {"app.kubernetes.io/name": "x"}}}, "belongs to the operator"),
         (
@@ -195,6 +236,12 @@ FIELDS = [
     "serving__replicas",
     "serving__pod",
     "serving__service",
+    "serving__hosts",
+    "serving__contexts",
+    "serving__retry",
+    "serving__batching",
+    "serving__fallback",
+    "rollout__memoryPolicy",
     "rollout",
     "rollout__steps",
     "rollout__analysis",
