@@ -276,6 +276,13 @@ class Connection(asyncio.BufferedProtocol):
                 self._flow()
                 self._next()
 
+    def hold(self, request: Request, size: int) -> bool:
+        if self._server.staged + size > self._server.staging_bytes:
+            return False
+        request.staged += size
+        self._server.staged += size
+        return True
+
     @property
     def idle(self) -> bool:
         """No request is here, and none has begun to come."""

@@ -24,6 +24,10 @@ class Answerer(Protocol):
 
     def respond(self, request: Request, status: int, headers: bytes, body: bytes) -> None: ...
 
+    def hold(self, request: Request, size: int) -> bool:
+        """Take room for `size` bytes more until the request is answered. False if there is none."""
+        ...
+
 
 class App(Protocol):
     def admit(self, request: Request, length: int | None, /) -> int | Refusal:
@@ -58,6 +62,11 @@ class Request:
         """`headers`: complete lines, content type included. Does nothing if the client is gone."""
         if not self.gone:
             self.connection.respond(self, status, headers, body)
+
+    def hold(self, size: int) -> bool:
+        """Count `size` bytes that the request needs beside its body, as it came, among the bodies that are held at
+        once. False if there is no room for them, or the client is gone."""
+        return not self.gone and self.connection.hold(self, size)
 
     def fail(self, status: int, message: str, headers: bytes = b"") -> None:
         """The error object of the Open Inference Protocol."""
