@@ -5,7 +5,8 @@ without a fraction. The bytes are the same on every Python version and for every
 have equal bytes, so that they can be hashed and signed.
 
 A document carries `schema` (``trtmodel.io/<kind>/v<n>``). Within one version a reader ignores fields that it does
-not know (an older worker under a newer operator) and refuses one that is missing.
+not know (an older worker under a newer operator) and refuses one that is missing. A field that a version of the
+product adds to a document is marked with `LATER`, so that documents without it keep their bytes.
 """
 
 from __future__ import annotations
@@ -23,6 +24,10 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+LATER: Mapping[str, bool] = types.MappingProxyType({"later": True})
+"""Metadata of a field with a default that a document did not always have: it is written only where it is not at its
+default. What was hashed or signed before the field existed stays valid, and so it does under a reader without it."""
 
 _EXACT = 2.0**53  # below it every whole number is a float and every float a whole number
 _WHOLE = re.compile(r"0|-?[1-9][0-9]{0,18}")
@@ -44,13 +49,14 @@ def sha256_hex(data: bytes) -> str:
 
 
 def encode(value: Any, *, omit_defaults: bool = False) -> Any:
-    """Plain JSON data of a dataclass. With `omit_defaults`, fields at their default are left out, so that a field
-    added later with a default changes no hash that was computed before it existed."""
+    """Plain JSON data of a dataclass. Fields at their default are left out where they are marked `LATER`, and with
+    `omit_defaults` everywhere, so that a field added later with a default changes no hash that was computed before it
+    existed."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {
             _camel(f.name): encode(getattr(value, f.name), omit_defaults=omit_defaults)
             for f in dataclasses.fields(value)
-            if not (omit_defaults and _is_default(f, getattr(value, f.name)))
+            if not ((omit_defaults or "later" in f.metadata) and _is_default(f, getattr(value, f.name)))
         }
     if isinstance(value, enum.Enum):
         return value.value

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from trtmodel_contract.codec import canonical, dumps, encode, sha256_hex
+from trtmodel_contract.codec import LATER, canonical, dumps, encode, sha256_hex
 from trtmodel_contract.identity import LoadKey, ModelRef, Storage
 from trtmodel_contract.signing import Signature
 
@@ -30,6 +30,7 @@ METRICS_PORT = 8082
 POINTER_FILE = "pointer.json"
 POINTER_SIGNATURE_FILE = "pointer.sig.json"
 KEYS_FILE = "keys.json"
+NOT_RESIDENT = "NotResident"
 
 
 class Role(str, enum.Enum):
@@ -61,21 +62,28 @@ class DesiredEngine:
 
 @dataclass(frozen=True)
 class Routes:
-    """Manifest digests. `weight` is the percentage of requests that the candidate answers."""
+    """Manifest digests. `weight` is the percentage of requests that the candidate answers. `shadow` is the percentage
+    of stable's answers after which the same request also runs on the candidate, for comparison only: it does so while
+    nothing else waits, and no client sees it. A candidate that is only shadowed is named here with a weight of 0.
+
+    In a report, `stable` is '' while the candidate answers alone because memory holds one engine only."""
 
     stable: str
     candidate: str = ""
     weight: int = 0
+    shadow: int = field(default=0, metadata=LATER)
 
 
 @dataclass(frozen=True)
 class DesiredModel:
     """Everything that a worker should hold and route for one model. Engines that are not listed are released.
-    A changed `window` starts new counters."""
+    A changed `window` starts new counters. `may_drain`: other workers serve, so this one may leave service for as
+    long as it takes to change engines, if memory does not hold both."""
 
     engines: tuple[DesiredEngine, ...]
     routes: Routes
     window: str
+    may_drain: bool = field(default=False, metadata=LATER)
 
 
 @dataclass(frozen=True)
@@ -111,7 +119,8 @@ class EngineState(str, enum.Enum):
 
 @dataclass(frozen=True)
 class EngineReport:
-    """One engine of a worker. `message` says why it failed. `deaths` counts hosts that ended unasked."""
+    """One engine of a worker. `message` says why it failed. `deaths` counts hosts that ended unasked. `Fetching` with
+    the reason `NOT_RESIDENT` is no failure: memory is to hold one engine, and this is not the one that answers now."""
 
     revision: str
     manifest_digest: str
@@ -124,14 +133,71 @@ class EngineReport:
 
 
 @dataclass(frozen=True)
+class OutputAgreement:
+    """How near the candidate's values of one output are to stable's, as sums over rows, so that the figures of several
+    workers can be added. Means are these divided by `rows`.
+
+    `ranked`: rows that have a first place (two values or more, or whole numbers), `top1_equal`: those of them where it
+    is the same. `cosine` is 1 for two rows of zeros. `relative_error` is the norm of the difference over the norm of
+    stable's row, at most 1,000 a row. `incomparable` rows have another shape, or NaN or infinity where the other has
+    not: they are in `rows`, not in `top1_equal`, with a cosine of 0 and a relative error of 1."""
+
+    rows: int = 0
+    ranked: int = 0
+    top1_equal: int = 0
+    cosine: float = 0.0
+    relative_error: float = 0.0
+    incomparable: int = 0
+
+
+@dataclass(frozen=True)
+class ShadowCounts:
+    """Requests that stable answered and that were also run on this candidate, for comparison. Their attempts are
+    counted here and nowhere else: they would say nothing of what clients met.
+
+    `mirrored` were answered by both. `dropped` should have run by the share, and did not since an engine had work to
+    do. `failed` is by class and `compute` as in `AttemptCounts`. `outputs` is by the output's name; very large outputs
+    are not compared, of large ones only the first rows."""
+
+    mirrored: int = 0
+    dropped: int = 0
+    failed: Mapping[str, int] = field(default_factory=dict)
+    compute: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
+    outputs: Mapping[str, OutputAgreement] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class AttemptCounts:
     """Attempts by the engine that they were routed to, before retry, hedge or fallback. `failed` is by class.
-    `compute` is by batch bucket: histogram of compute seconds (see `histogram`)."""
+    `compute` is by batch bucket: histogram of compute seconds (see `histogram`). `shadow`: None if there was none."""
 
     ok: int = 0
     failed: Mapping[str, int] = field(default_factory=dict)
     abandoned: int = 0
     compute: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
+    shadow: ShadowCounts | None = field(default=None, metadata=LATER)
+
+
+class MemoryPolicy(str, enum.Enum):
+    """How a worker changes engines. Availability: the new one is loaded beside the old one, which serves on. Resource:
+    the worker leaves service, unloads the old one and loads the new one, so that memory holds one at a time."""
+
+    AVAILABILITY = "Availability"
+    RESOURCE = "Resource"
+
+
+@dataclass(frozen=True)
+class MemoryReport:
+    """The last decision on memory: by which policy an engine was loaded, or would have to be, and why, in a sentence.
+    Bytes that it needs by its manifest (its files in memory included, no margin) and that were free at that moment;
+    None where the worker cannot know."""
+
+    policy: MemoryPolicy
+    reason: str
+    need_host_bytes: int
+    need_device_bytes: int
+    free_host_bytes: int | None = None
+    free_device_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -144,6 +210,7 @@ class ModelReport:
     windows: Mapping[str, Mapping[str, AttemptCounts]]
     flip_seconds: float | None = None
     routed_at: float | None = None
+    memory: MemoryReport | None = field(default=None, metadata=LATER)
 
 
 class WorkerState(str, enum.Enum):

@@ -13,7 +13,7 @@ import pytest
 from documents import DOCUMENTS, instances
 from hypothesis import given
 from hypothesis import strategies as st
-from trtmodel_contract.codec import DocumentError, canonical, decode, dumps, encode, loads
+from trtmodel_contract.codec import LATER, DocumentError, canonical, decode, dumps, encode, loads
 from trtmodel_contract.control import BootPointer, DesiredRequest, Report
 from trtmodel_contract.gate import Task
 from trtmodel_contract.identity import ShapeRange
@@ -35,6 +35,13 @@ class Sample:
     by_number: Mapping[int, float] = field(default_factory=dict)
     task: Task | None = None
     flag: bool = False
+
+
+@dataclass(frozen=True)
+class Grown(Inner):
+    """`Inner` as a later version of the product has it."""
+
+    words: tuple[str, ...] = field(default=(), metadata=LATER)
 
 
 GOOD: dict[str, Any] = {"schema": Sample.SCHEMA, "aName": "x"}
@@ -155,3 +162,12 @@ def test_fields_at_their_default_are_left_out_only_where_asked() -> None:
         "aName": "x",
         "inners": [{"count": 1, "share": 0.25}],
     }
+
+
+@given(instances(Inner), st.lists(st.text("ab"), max_size=2).map(tuple))
+def test_a_field_that_came_later_changes_no_byte_of_documents_without_it(inner: Inner, words: tuple[str, ...]) -> None:
+    assert encode(Grown(inner.count, inner.share)) == encode(inner)
+    assert decode(Grown, encode(inner)) == Grown(inner.count, inner.share)
+    grown = Grown(inner.count, inner.share, words)
+    assert decode(Grown, encode(grown)) == grown
+    assert decode(Inner, encode(grown)) == inner, "an older reader takes what it knows"
