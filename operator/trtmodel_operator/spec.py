@@ -179,7 +179,7 @@ def _serving(node: Node) -> ServingSpec:
     service = node.child("service")
     http, grpc = service.port("http", 8080), service.port("grpc", 9000)
     if http == grpc:
-        raise SpecError(f"{service.path}: http and grpc are both {http}: give each its own port")
+        raise SpecError(f"{service.path}: http and grpc are the same port, {http}: give each its own")
     return ServingSpec(
         replicas=node.whole("replicas", 1, 0),
         image=node.text("image"),

@@ -28,6 +28,10 @@ def pod(**settings: Any) -> dict[str, Any]:
     return {"serving.pod": settings}
 
 
+def batching(**settings: Any) -> dict[str, Any]:
+    return {"serving.batching": settings}
+
+
 def step(**settings: Any) -> dict[str, Any]:
     return {"rollout.steps": [{"workers": 1, **settings}]}
 
@@ -163,17 +167,33 @@ SERVING = [
     no("negative replicas", {"serving.replicas": -1}, "spec.serving.replicas"),
     no("too many replicas", {"serving.replicas": 1001}, "less than or equal to 1000"),
     no("a space in the image", {"serving.image": "a b"}, "it holds a space"),
-    no("two hosts", {"serving.hosts": 2}, "hosts 2 is not supported yet: use 1, or leave it out"),
-    no("hosts Auto", {"serving.hosts": "Auto"}, "hosts Auto is not supported yet"),
-    no("contexts Auto", {"serving.contexts": "Auto"}, "contexts Auto is not supported yet: use a number from 1 to 8"),
-    no("no contexts", {"serving.contexts": 0}, "contexts 0 is out of range: use a number from 1 to 8"),
-    no("nine contexts", {"serving.contexts": 9}, "contexts 9 is out of range: use a number from 1 to 8"),
-    no("a health check", {"serving.healthInterval": "30s"}, "healthInterval is not supported yet: remove it"),
+    no("no hosts", {"serving.hosts": 0}, "hosts 0 is out of range: use a number from 1 to 8"),
+    no("nine hosts", {"serving.hosts": 9}, "hosts 9 is out of range: use a number from 1 to 8"),
+    no("hosts Auto", {"serving.hosts": "Auto"}, "hosts Auto is not supported yet: use a number from 1 to 8"),
+    no("contexts by another word", {"serving.contexts": "All"}, "contexts All is out of range", "from 1 to 8, or Auto"),
+    no("no contexts", {"serving.contexts": 0}, "contexts 0 is out of range: use a number from 1 to 8, or Auto"),
+    no("nine contexts", {"serving.contexts": 9}, "contexts 9 is out of range: use a number from 1 to 8, or Auto"),
+    no("probes all the time", {"serving.healthInterval": "100ms"},
+       'healthInterval "100ms" is not a duration from 1s to 24h, such as 30s or 5m'),
     no("an endless request", {"serving.requestTimeout": "1h"}, "is not a duration from 10ms to 10m"),
-    no("retry", {"serving.retry": {"attempts": 3}}, "retry is not supported yet: remove it"),
-    no("batching", {"serving.batching": {"buckets": [1, 8]}}, "batching is not supported yet: remove it"),
-    no("a fallback", {"serving.fallback": "Standby"}, "fallback is not supported yet: remove it"),
-    no("gRPC", {"serving.service": {"grpc": 9000}}, "grpc is not supported yet: remove it"),
+    no("no attempt", {"serving.retry": {"attempts": 0}}, "spec.serving.retry.attempts", "greater than or equal to 1"),
+    no("eleven attempts", {"serving.retry": {"attempts": 11}}, "less than or equal to 10"),
+    no("more retries than requests", {"serving.retry": {"budgetPercent": 101}}, "less than or equal to 100"),
+    no("hedging at once", {"serving.retry": {"hedgeAfter": "0s"}},
+       'hedgeAfter "0s" is neither Auto nor a duration from 1ms to 10m, such as 50ms'),
+    no("hedging by another word", {"serving.retry": {"hedgeAfter": "Never"}}, 'hedgeAfter "Never" is neither Auto'),
+    no("no bucket", batching(buckets=[]), "spec.serving.batching.buckets"),
+    no("buckets in disorder", batching(buckets=[8, 1]), "must be in ascending order, each once, such as [1, 4, 16]"),
+    no("a bucket twice", batching(buckets=[1, 8, 8]), "buckets must be in ascending order, each once"),
+    no("a bucket of nothing", batching(buckets=[0, 1]), "spec.serving.batching.buckets[0]"),
+    no("a bucket that is too large", batching(buckets=[1, 4097]), "less than or equal to 4096"),
+    no("seventeen buckets", batching(buckets=list(range(1, 18))), "spec.serving.batching.buckets: Too many"),
+    no("a long wait", batching(maxDelay="11s"), 'maxDelay "11s" is not a duration from 0s to 10s, such as 2ms'),
+    no("no queue", batching(maxQueue=0), "spec.serving.batching.maxQueue"),
+    no("another fallback", {"serving.fallback": "Retry"}, "supported values", "Standby"),
+    no("one port for both", {"serving.service": {"grpc": 8080}}, "http and grpc are the same port: give each its own"),
+    no("HTTP on gRPC's port", {"serving.service": {"http": 9000}}, "http and grpc are the same port"),
+    no("a gRPC port that is none", {"serving.service": {"grpc": 0}}, "spec.serving.service.grpc"),
     no("a Service in capitals", {"serving.service": {"name": "Magika"}}, 'service name "Magika" cannot be used'),
     no("a port that is none", {"serving.service": {"http": 70000}}, "spec.serving.service.http"),
     no("our label", pod(labels={"trtmodel.io/role": "x"}), "keys that begin with trtmodel.io/", "choose others"),
@@ -211,9 +231,7 @@ ROLLOUT = [
     no("a hectic look", analysis(interval="1ms"), 'interval "1ms" is not a duration from 1s to 10m'),
     no("another promotion", {"rollout.promotion": "Maybe"}, "supported values", "Automatic"),
     no("manual promotion", {"rollout.promotion": "Manual"}, "promotion Manual is not supported yet: use Automatic"),
-    no("memory Auto", {"rollout.memoryPolicy": "Auto"}, "memoryPolicy Auto is not supported yet: use Availability"),
-    no("memory Resource", {"rollout.memoryPolicy": "Resource"}, "memoryPolicy Resource is not supported yet"),
-    no("downtime", {"rollout.allowDowntime": True}, "allowDowntime is not supported yet: remove it"),
+    no("another memory policy", {"rollout.memoryPolicy": "Some"}, "supported values", "Availability"),
     no("failed targets", {"rollout.onTargetFailure": "Hold"}, "onTargetFailure is not supported yet: remove it"),
     no("a deadline that is too short", {"rollout.progressDeadline": "5s"}, "is not a duration from 1m to 168h"),
     no("no history", {"rollout.historyLimit": 0}, "spec.rollout.historyLimit"),
@@ -275,8 +293,16 @@ def test_everything_else_can_be_changed(api: Api) -> None:
             "spec": {
                 "source": {"uri": "s3://models/other.onnx"},
                 "engine": {"precision": "INT8", "calibration": S3},
-                "serving": {"replicas": 3, "requestTimeout": "1s", "service": {"http": 80}},
-                "rollout": {"paused": True},
+                "serving": {
+                    "replicas": 3,
+                    "hosts": 2,
+                    "contexts": "Auto",
+                    "requestTimeout": "1s",
+                    "retry": {"attempts": 1},
+                    "batching": {"buckets": [1, 8]},
+                    "service": {"http": 80, "grpc": 90},
+                },
+                "rollout": {"paused": True, "memoryPolicy": "Resource"},
             }
         },
     )
