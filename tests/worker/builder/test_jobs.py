@@ -82,7 +82,8 @@ def test_the_published_engine_passes_the_workers_self_test_and_another_one_does_
     plan = store.fetch_blob(manifest.plan.digest, manifest.plan.size, tmp_path / "c").read_bytes()
     goldens = [store.fetch_blob(g.blob.digest, g.blob.size, tmp_path / "c").read_bytes() for g in manifest.golden]
     engine = runtime("ONNXRuntime").load(memoryview(plan), manifest.profiles, 3)
-    proving.self_test([engine.create_lane(), engine.create_lane()], manifest, goldens)
+    samples = proving.read_samples(manifest, goldens)
+    proving.self_test([engine.create_lane(), engine.create_lane()], samples, manifest.outputs)
     for golden, data in zip(manifest.golden, goldens, strict=True):
         arrays = np.load(io.BytesIO(data))
         assert arrays["i0"].shape == (golden.rows, 8)
@@ -94,7 +95,7 @@ def test_the_published_engine_passes_the_workers_self_test_and_another_one_does_
     plan = store.fetch_blob(wrong.plan.digest, wrong.plan.size, tmp_path / "c").read_bytes()
     engine = runtime("ONNXRuntime").load(memoryview(plan), manifest.profiles, 3)
     with pytest.raises(proving.SelfTestFailed):
-        proving.self_test([engine.create_lane()], manifest, goldens)
+        proving.self_test([engine.create_lane()], samples, manifest.outputs)
 
 
 def test_what_was_built_is_not_built_again(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from trtmodel_contract.manifest import Blob, Golden, Manifest, MemoryNeed, Tenso
 from trtmodel_worker.front.regions import NONE, SharedArena
 from trtmodel_worker.host.arena import Arena, Layout, Unservable, plan_layout, sealed_bytes, sealed_copy
 from trtmodel_worker.host.lanes import OutputTooLarge, Region
-from trtmodel_worker.host.proving import SelfTestFailed, compare, self_test
+from trtmodel_worker.host.proving import SelfTestFailed, compare, read_samples
 from trtmodel_worker.host.wire import (
     FailureClass,
     MessageError,
@@ -156,4 +156,4 @@ def test_a_golden_sample_that_cannot_be_read_is_a_failed_self_test_and_no_crash(
         MemoryNeed(0, 0), (golden,), {}, "2026-01-01T00:00:00Z",
     )  # fmt: skip
     with pytest.raises(SelfTestFailed, match="cannot be read"):
-        self_test([], manifest, [damage])
+        read_samples(manifest, [damage])

@@ -14,7 +14,7 @@ runs one batch at a time. Errors are classified here once, because each class ha
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,6 +82,28 @@ class Lane(Protocol):
     def run(self, inputs: Mapping[str, Array], allocate: Allocate) -> Mapping[str, Array]:
         """Run one batch. `inputs`: by name, C-contiguous, of the engine's dtypes and within a profile. Returns each
         output in the array that `allocate` gave for it. Raises EngineError."""
+        ...
+
+
+class Bound(Protocol):
+    """A run at places that stay: only the contents of the inputs differ from one time to the next."""
+
+    outputs: Mapping[str, Array]
+
+    def run(self) -> bool:
+        """Run it. False: the outputs have other shapes than was foreseen, so that nothing of them is to be used and
+        only `Lane.run` can do it. Raises EngineError."""
+        ...
+
+
+@runtime_checkable
+class BindingLane(Lane, Protocol):
+    """A lane that can do once what depends on places and shapes only: checks, bindings, addresses. That is most of
+    what a run of a small batch costs."""
+
+    def bind(self, inputs: Mapping[str, Array], allocate: Allocate) -> Bound | None:
+        """As `Lane.run`, but to be run later and again. None if the outputs' shapes cannot be foreseen. The arrays
+        live as long as what is returned. Raises EngineError."""
         ...
 
 

@@ -6,40 +6,58 @@ import logging
 import math
 import os
 import socket
+import threading
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 from trtmodel_contract.exitcodes import HostExit
-from trtmodel_contract.manifest import TensorSpec
+from trtmodel_contract.manifest import Manifest
 
 from trtmodel_worker.engines.base import (
     DTYPES,
     Array,
+    BindingLane,
+    Bound,
     DeviceLost,
+    Engine,
     EngineError,
     InvalidInput,
     Lane,
     OutOfMemory,
-    Recoverable,
     Sticky,
+    allocate_anew,
 )
 from trtmodel_worker.host.arena import ALIGNMENT, Arena, align
+from trtmodel_worker.host.proving import Sample, compare
+from trtmodel_worker.host.warming import warm_once
 from trtmodel_worker.host.wire import (
     MAX_MESSAGE_BYTES,
     FailureClass,
     MessageError,
     answer_message,
     failure_message,
+    is_probe,
+    parse_generation,
     parse_run,
+    rested_message,
 )
 
 log = logging.getLogger(__name__)
+_MOST_PREPARED = 512  # shapes x input regions x output regions: a server of few shapes needs some dozens
+_REBUILDS = 2
+
+Places = tuple[tuple[int, tuple[int, ...]], ...]
+"""Offset in the arena and shape of each output."""
 
 
 class OutputTooLarge(ValueError):
     """An output does not fit into the attempt's region."""
+
+
+class WrongOutput(Exception):
+    """A probe was answered something else than when the engine was built."""
 
 
 class Region:
@@ -74,25 +92,71 @@ class Region:
         return array
 
 
+class LaneMaker:
+    """Makes the lanes of an engine, at the start and after an error. Makes and frees one at a time: not every runtime
+    can do that side by side."""
+
+    def __init__(self, engine: Engine, manifest: Manifest) -> None:
+        self._engine = engine
+        self._manifest = manifest
+        self._lock = threading.Lock()
+
+    def make(self) -> Lane:
+        """Raises EngineError."""
+        with self._lock:
+            return self._engine.create_lane()
+
+    def replace(self, free: Callable[[], None]) -> Lane:
+        """A lane, run once, in place of the one that `free` lets go of. Raises EngineError."""
+        with self._lock:
+            free()
+        tries = 0
+        while True:
+            tries += 1
+            try:
+                lane = self.make()
+                warm_once(lane, self._manifest)
+                return lane
+            except (Sticky, DeviceLost):
+                raise
+            except Exception as e:
+                log.warning("try %d to make a lane anew failed: %s", tries, e)
+                if tries == _REBUILDS:
+                    raise
+
+
+class _Prepared(NamedTuple):
+    bound: Bound
+    places: Places
+
+
 class LaneServer:
     """Runs batches of one lane until the front hangs up. A poisoned or lost device ends the process at once: nothing
-    of the device may be touched any more, and the exit code tells the front which it was."""
+    of the device may be touched any more, and the exit code tells the front which it was.
+
+    A run that comes again at the same places and shapes was prepared: its message is the same but for the generation.
+    """
 
     def __init__(
         self,
         lane: Lane,
+        maker: LaneMaker,
         channel: socket.socket,
         arena: Arena,
-        inputs: Sequence[TensorSpec],
-        outputs: Sequence[TensorSpec],
+        manifest: Manifest,
+        samples: Sequence[Sample],
     ) -> None:
-        self._lane = lane
+        self._lane: Lane | None = lane
+        self._maker = maker
         self._channel = channel
         self._arena = arena
-        self._inputs = [(s.name, DTYPES[s.datatype]) for s in inputs]
-        self._ranks = [len(s.shape) for s in inputs]
-        self._outputs = [s.name for s in outputs]
-        self._dtypes = {s.name: DTYPES[s.datatype] for s in outputs}
+        self._samples = samples
+        self._inputs = [(s.name, DTYPES[s.datatype]) for s in manifest.inputs]
+        self._ranks = [len(s.shape) for s in manifest.inputs]
+        self._outputs = manifest.outputs
+        self._dtypes = {s.name: DTYPES[s.datatype] for s in manifest.outputs}
+        self._prepared: dict[bytes, _Prepared] = {}
+        self._suspect = False
 
     def run(self) -> None:
         receive, send = self._channel.recv, self._channel.send
@@ -103,42 +167,100 @@ class LaneServer:
             log.info("the front hung up")
 
     def _serve(self, data: bytes) -> bytes:
+        generation, started = 0, time.perf_counter_ns()
         try:
-            generation, out_offset, out_bytes, given = parse_run(data, self._ranks)
+            generation = parse_generation(data)
+            places = self._probe() if is_probe(data) else self._run(data)
+            return answer_message(generation, time.perf_counter_ns() - started, places)
         except MessageError:
             log.exception("the front and this host do not speak the same protocol")
             os._exit(HostExit.CANNOT_LOAD)
-        region = Region(self._arena, self._dtypes, out_offset, out_bytes)
-        inputs: dict[str, Array] = {}
-        for (name, dtype), (offset, shape) in zip(self._inputs, given, strict=True):
-            inputs[name] = array = self._arena.array(offset, dtype, shape)
-            array.flags.writeable = False
-        started = time.perf_counter_ns()
-        failure, text = FailureClass.INTERNAL, ""
-        try:
-            outputs = self._lane.run(inputs, region.allocate)
-            spent = time.perf_counter_ns() - started
-            return answer_message(
-                generation, spent, ((region.offsets[name], outputs[name].shape) for name in self._outputs)
-            )
-        except Sticky as e:
-            _end(HostExit.STICKY_ERROR, e)
-        except DeviceLost as e:
-            _end(HostExit.DEVICE_LOST, e)
-        except InvalidInput as e:
-            failure, text = FailureClass.INVALID_INPUT, str(e)
-        except OutOfMemory as e:
-            failure, text = FailureClass.OUT_OF_MEMORY, str(e)
-        except (Recoverable, EngineError) as e:
-            failure, text = FailureClass.RECOVERABLE, str(e)
-        except OutputTooLarge as e:
-            failure, text = FailureClass.OUTPUT_TOO_LARGE, str(e)
+        except (Sticky, DeviceLost) as e:
+            _end(e)
+        except (EngineError, OutputTooLarge, WrongOutput) as e:
+            failure, text = _classify(e), str(e)
         except Exception as e:
             log.exception("the engine broke its protocol")
-            text = f"{type(e).__name__}: {e}"
+            failure, text = FailureClass.INTERNAL, f"{type(e).__name__}: {e}"
+        self._suspect = failure is FailureClass.RECOVERABLE
         return failure_message(generation, failure, time.perf_counter_ns() - started, text)
 
+    def _run(self, data: bytes) -> Places:
+        prepared = self._prepared.get(data[8:])
+        if prepared is not None:
+            if prepared.bound.run():
+                return prepared.places
+            del self._prepared[data[8:]]
+        lane = self._lane
+        assert lane is not None
+        inputs, region = self._places(data)
+        if isinstance(lane, BindingLane):
+            bound = lane.bind(inputs, region.allocate)
+            if bound is not None and bound.run():
+                places = tuple((region.offsets[s.name], bound.outputs[s.name].shape) for s in self._outputs)
+                if len(self._prepared) >= _MOST_PREPARED:
+                    self._prepared.clear()
+                self._prepared[data[8:]] = _Prepared(bound, places)
+                return places
+        outputs = lane.run(inputs, region.allocate)
+        return tuple((region.offsets[s.name], outputs[s.name].shape) for s in self._outputs)
 
-def _end(code: HostExit, cause: EngineError) -> None:
+    def _places(self, data: bytes) -> tuple[dict[str, Array], Region]:
+        """Raises MessageError, also where a place is outside of the arena."""
+        _, out_offset, out_bytes, given = parse_run(data, self._ranks)
+        inputs: dict[str, Array] = {}
+        try:
+            for (name, dtype), (offset, shape) in zip(self._inputs, given, strict=True):
+                inputs[name] = array = self._arena.array(offset, dtype, shape)
+                array.flags.writeable = False
+        except (ValueError, TypeError) as e:
+            raise MessageError(f"an input lies outside of the arena: {e}") from e
+        if not 0 <= out_offset <= out_offset + out_bytes <= self._arena.size:
+            raise MessageError("the output region lies outside of the arena")
+        return inputs, Region(self._arena, self._dtypes, out_offset, out_bytes)
+
+    def _probe(self) -> Places:
+        """Run the golden samples in private memory. Raises WrongOutput."""
+        assert self._lane is not None
+        for sample in self._samples:
+            try:
+                found = self._lane.run(sample.inputs, allocate_anew)
+            except InvalidInput as e:
+                raise WrongOutput(f"golden sample {sample.name}: {e}") from e
+            for fault in compare(sample.outputs, found, sample.tolerances, self._outputs):
+                raise WrongOutput(f"golden sample {sample.name}: {fault}")
+        return ()
+
+    def _rebuild(self) -> bytes:
+        """Replace the lane. The end of the process if that cannot be done."""
+        started = time.perf_counter_ns()
+        try:
+            self._lane = self._maker.replace(self._free)
+        except (Sticky, DeviceLost) as e:
+            _end(e)
+        except Exception:
+            log.exception("a lane could not be made anew: this process ends")
+            os._exit(HostExit.CANNOT_LOAD)
+        self._suspect = False
+        return rested_message(time.perf_counter_ns() - started)
+
+    def _free(self) -> None:
+        self._prepared.clear()
+        self._lane = None
+
+
+def _classify(error: Exception) -> FailureClass:
+    if isinstance(error, InvalidInput):
+        return FailureClass.INVALID_INPUT
+    if isinstance(error, OutOfMemory):
+        return FailureClass.OUT_OF_MEMORY
+    if isinstance(error, OutputTooLarge):
+        return FailureClass.OUTPUT_TOO_LARGE
+    if isinstance(error, WrongOutput):
+        return FailureClass.WRONG_OUTPUT
+    return FailureClass.RECOVERABLE
+
+
+def _end(cause: EngineError) -> NoReturn:
     log.critical("%s: this process ends", cause)
-    os._exit(code)
+    os._exit(HostExit.STICKY_ERROR if isinstance(cause, Sticky) else HostExit.DEVICE_LOST)

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from trtmodel_contract.codec import dumps, encode, loads
 from trtmodel_contract.exitcodes import HostExit
@@ -21,8 +22,11 @@ from trtmodel_contract.manifest import Manifest, TensorSpec
 from trtmodel_worker.engines.base import CannotLoad, Engine, EngineError, Lane
 from trtmodel_worker.engines.registry import runtime
 from trtmodel_worker.host.arena import Arena
-from trtmodel_worker.host.lanes import LaneServer
-from trtmodel_worker.host.proving import SelfTestFailed, self_test, warm
+from trtmodel_worker.host.lanes import LaneMaker, LaneServer
+from trtmodel_worker.host.pace import Pace
+from trtmodel_worker.host.proving import SelfTestFailed, read_samples, self_test
+from trtmodel_worker.host.rows import why_not_batchable
+from trtmodel_worker.host.warming import warm
 from trtmodel_worker.host.wire import MAX_TEXT_BYTES, HostConfig, Ready, Refused
 from trtmodel_worker.lifetime import end_with_parent
 
@@ -82,37 +86,60 @@ def _prepare(config: HostConfig) -> tuple[Ready, list[LaneServer]]:
     goldens = [_read(fd, size) for fd, size in zip(config.golden_fds, config.golden_sizes, strict=True)]
     plan = memoryview(mmap.mmap(config.plan_fd, config.plan_size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ))
     started = time.perf_counter()
-    lanes = _load(config, manifest, plan)
+    maker, lanes = _load(config, manifest, plan)
     loaded = time.perf_counter()
+    pace = Pace(config.duty)
     try:
-        slowest = max(warm(lane, manifest) for lane in lanes)
+        timings = warm(lanes, manifest, config.buckets, pace)
     except Exception as e:
         raise _Refusal("WarmUpFailed", f"warm-up failed: {type(e).__name__}: {e}") from e
+    warmed = time.perf_counter()
     try:
-        self_test(lanes, manifest, goldens)
+        samples = read_samples(manifest, goldens)
+        del goldens
+        self_test(lanes, samples, manifest.outputs, pace)
+        why = why_not_batchable(lanes[0], manifest, samples, pace)
     except SelfTestFailed as e:
         raise _Refusal("SelfTestFailed", str(e)) from e
     arena = Arena(config.arena_fd, config.arena_size)
     servers = [
-        LaneServer(lane, socket.socket(fileno=fd), arena, manifest.inputs, manifest.outputs)
+        LaneServer(lane, maker, socket.socket(fileno=fd), arena, manifest, samples)
         for lane, fd in zip(lanes, config.lane_fds, strict=True)
     ]
     log.info(
-        "%s: loaded in %.3f s, warm and proved in %.3f s", config.name, loaded - started, time.perf_counter() - loaded
+        "%s: loaded in %.3f s, warm after %.3f s, proved after %.3f s; %s",
+        config.name, loaded - started, warmed - started, time.perf_counter() - started,
+        f"its rows are not run together: {why}" if why else "rows of different requests may be run together",
+    )  # fmt: skip
+    ready = Ready(
+        slowest_seconds=timings.slowest,
+        bucket_seconds={str(rows): seconds for rows, seconds in timings.by_bucket.items()},
+        batchable=not why,
+        why=why,
+        peak_bytes=_peak_bytes(),
     )
-    return Ready(slowest), servers
+    return ready, servers
 
 
-def _load(config: HostConfig, manifest: Manifest, plan: memoryview) -> list[Lane]:
+def _load(config: HostConfig, manifest: Manifest, plan: memoryview) -> tuple[LaneMaker, list[Lane]]:
     try:
         engine = runtime(config.runtime).load(plan, manifest.profiles, len(config.lane_fds))
         _agree("inputs", manifest.inputs, engine)
         _agree("outputs", manifest.outputs, engine)
-        return [engine.create_lane() for _ in config.lane_fds]
+        maker = LaneMaker(engine, manifest)
+        return maker, [maker.make() for _ in config.lane_fds]
     except (CannotLoad, ValueError, ImportError) as e:
         raise _Refusal("CannotLoad", str(e)) from e
     except (EngineError, MemoryError) as e:
         raise _Refusal("CannotLoad", f"{type(e).__name__}: {e}") from e
+
+
+def _peak_bytes() -> int:
+    """The most memory that this process ever had, 0 where the system does not tell."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    return 0
 
 
 def _agree(kind: str, wanted: Sequence[TensorSpec], engine: Engine) -> None:

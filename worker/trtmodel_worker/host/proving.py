@@ -1,59 +1,52 @@
-"""Warm-up and self-test: what an engine must do before it may serve."""
+"""Self-test: an engine must answer what it answered when it was built."""
 
 from __future__ import annotations
 
 import io
-import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from trtmodel_contract.manifest import Golden, Manifest, TensorSpec
 
-from trtmodel_worker.engines.base import DTYPES, Array, Lane, allocate_anew
+from trtmodel_worker.engines.base import Array, Lane, allocate_anew
+from trtmodel_worker.host.pace import Pace
 
 
 class SelfTestFailed(Exception):
     """The engine answered something else than when it was built. The text names output, difference and tolerance."""
 
 
-def warm_shapes(manifest: Manifest) -> list[dict[str, tuple[int, ...]]]:
-    """The shapes that every lane runs before it serves, smallest first: first runs are slow (code is loaded, memory
-    is reserved), and a request should not pay for that."""
-    static = {spec.name: spec.shape for spec in manifest.inputs if -1 not in spec.shape}
-    wanted: list[dict[str, tuple[int, ...]]] = []
-    for kind in ("min", "opt", "max"):
-        for profile in manifest.profiles:
-            shapes = static | {name: getattr(bounds, kind) for name, bounds in profile.inputs.items()}
-            if shapes not in wanted:
-                wanted.append(shapes)
-    return wanted or [static]
+@dataclass(frozen=True)
+class Sample:
+    """A golden sample, read. `name` is the beginning of its digest."""
+
+    name: str
+    inputs: Mapping[str, Array]
+    outputs: Mapping[str, Array]
+    tolerances: Mapping[str, float]
 
 
-def warm(lane: Lane, manifest: Manifest) -> float:
-    """Run every shape once and once more; the longest single run in seconds, leaving out each shape's first."""
-    slowest = 0.0
-    for shapes in warm_shapes(manifest):
-        inputs = {s.name: np.zeros(shapes[s.name], DTYPES[s.datatype]) for s in manifest.inputs}
-        lane.run(inputs, allocate_anew)
-        started = time.perf_counter()
-        lane.run(inputs, allocate_anew)
-        slowest = max(slowest, time.perf_counter() - started)
-    return slowest
-
-
-def self_test(lanes: Sequence[Lane], manifest: Manifest, goldens: Sequence[bytes]) -> None:
-    """Compare every lane with what the built engine answered. Raises SelfTestFailed."""
+def read_samples(manifest: Manifest, goldens: Sequence[bytes]) -> tuple[Sample, ...]:
+    """Raises SelfTestFailed if there are none, or one cannot be read."""
     if not manifest.golden:
         raise SelfTestFailed("the manifest names no golden samples, so nothing proves this engine: build it again")
-    for golden, data in zip(manifest.golden, goldens, strict=True):
-        inputs, expected = _read(golden, data, manifest)
+    return tuple(_read(golden, data, manifest) for golden, data in zip(manifest.golden, goldens, strict=True))
+
+
+def self_test(
+    lanes: Sequence[Lane], samples: Sequence[Sample], outputs: Sequence[TensorSpec], pace: Pace | None = None
+) -> None:
+    """Compare every lane with what the built engine answered. Raises SelfTestFailed."""
+    pace = pace or Pace()
+    for sample in samples:
         for number, lane in enumerate(lanes):
             try:
-                outputs = lane.run(inputs, allocate_anew)
+                found, _ = pace.run(lane.run, sample.inputs, allocate_anew)
             except Exception as e:
-                raise SelfTestFailed(f"lane {number} failed on golden sample {golden.blob.digest[:12]}: {e}") from e
-            for fault in compare(expected, outputs, golden.tolerances, manifest.outputs):
-                raise SelfTestFailed(f"lane {number}, golden sample {golden.blob.digest[:12]}: {fault}")
+                raise SelfTestFailed(f"lane {number} failed on golden sample {sample.name}: {e}") from e
+            for fault in compare(sample.outputs, found, sample.tolerances, outputs):
+                raise SelfTestFailed(f"lane {number}, golden sample {sample.name}: {fault}")
 
 
 def compare(
@@ -91,11 +84,12 @@ def compare(
             )
 
 
-def _read(golden: Golden, data: bytes, manifest: Manifest) -> tuple[dict[str, Array], dict[str, Array]]:
+def _read(golden: Golden, data: bytes, manifest: Manifest) -> Sample:
+    name = golden.blob.digest[:12]
     try:
         with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
             inputs = {s.name: np.ascontiguousarray(arrays[f"i{i}"]) for i, s in enumerate(manifest.inputs)}
             outputs = {s.name: arrays[f"o{i}"] for i, s in enumerate(manifest.outputs)}
     except Exception as e:  # zipfile, zlib and numpy have a dozen errors of their own for damaged bytes
-        raise SelfTestFailed(f"golden sample {golden.blob.digest[:12]} cannot be read: {e}") from e
-    return inputs, outputs
+        raise SelfTestFailed(f"golden sample {name} cannot be read: {e}") from e
+    return Sample(name, inputs, outputs, golden.tolerances)

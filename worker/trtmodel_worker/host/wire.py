@@ -24,6 +24,7 @@ MAX_MESSAGE_BYTES = 64 * 1024
 MAX_TEXT_BYTES = 2000
 MAX_RANK = 32
 _HEAD = struct.Struct("<3q")
+_NOWHERE = bytes(16)
 
 
 class FailureClass(enum.IntEnum):
@@ -104,6 +105,22 @@ def run_message(
     return struct.pack(f"<{len(words)}q", *words)
 
 
+def probe_message(generation: int) -> bytes:
+    return _HEAD.pack(generation, 0, 0)
+
+
+def is_probe(data: bytes) -> bool:
+    """Whether a message from the front is no run: a run has a region for its outputs, and inputs."""
+    return len(data) == _HEAD.size and data[8:] == _NOWHERE
+
+
+def parse_generation(data: bytes) -> int:
+    """Of any message. Raises MessageError."""
+    if len(data) < _HEAD.size:
+        raise MessageError(f"a message of {len(data)} bytes is too short")
+    return int(_HEAD.unpack_from(data)[0])
+
+
 def parse_run(data: bytes, ranks: Sequence[int]) -> tuple[int, int, int, list[tuple[int, tuple[int, ...]]]]:
     """(generation, output offset, output bytes, [(input offset, shape)]). Raises MessageError."""
     words = _words(data)
@@ -127,6 +144,12 @@ def answer_message(generation: int, nanoseconds: int, outputs: Iterable[tuple[in
 
 def failure_message(generation: int, failure: FailureClass, nanoseconds: int, text: str) -> bytes:
     return _HEAD.pack(generation, failure, nanoseconds) + text.encode()[:MAX_TEXT_BYTES]
+
+
+def rested_message(nanoseconds: int) -> bytes:
+    """`nanoseconds`: what making the lane anew took. Read by `parse_answer` as an answer to generation 0, which no
+    attempt has."""
+    return _HEAD.pack(0, 0, nanoseconds)
 
 
 @dataclass(frozen=True)

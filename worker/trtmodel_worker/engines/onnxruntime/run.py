@@ -83,13 +83,32 @@ class OnnxLane:
 
     def run(self, inputs: Mapping[str, Array], allocate: Allocate) -> Mapping[str, Array]:
         """See the Lane protocol. `allocate` is called again for an output only if the graph lies about its shape."""
+        bound = self.bind(inputs, allocate)
+        if bound is not None and bound.run():
+            return bound.outputs
+        return self._run_and_copy(inputs, allocate)
+
+    def bind(self, inputs: Mapping[str, Array], allocate: Allocate) -> OnnxBound | None:
+        """See the BindingLane protocol."""
         self._check(inputs)
         shapes = self._foresee(inputs) if self._foreseen else None
-        if shapes is not None:
-            buffers = {name: allocate(name, dtype, shapes[name]) for name, dtype, _ in self._outputs}
-            if self._run_into(inputs, buffers):
-                return buffers
-        return self._run_and_copy(inputs, allocate)
+        if shapes is None:
+            return None
+        outputs = {name: allocate(name, dtype, shapes[name]) for name, dtype, _ in self._outputs}
+        return OnnxBound(self, self._bound(inputs), inputs, outputs)
+
+    def execute(self, binding: ort.IOBinding) -> bool:
+        """Run what is bound. False if the graph's statement about its outputs' shapes was wrong: never foreseen
+        again."""
+        try:
+            self._session.run_with_iobinding(binding)
+        except Exception as e:
+            text = str(e)
+            if "shape" in text.lower() and ("OrtValue" in text or "pre-allocated" in text or "preallocated" in text):
+                self._foreseen = False
+                return False
+            raise classify(e) from e
+        return True
 
     def _foresee(self, inputs: Mapping[str, Array]) -> dict[str, tuple[int, ...]] | None:
         """The outputs' shapes as the graph states them: fixed, or named after a dimension of an input."""
@@ -104,21 +123,6 @@ class OnnxLane:
                 return None
             shapes[name] = tuple(size for size in sizes if size is not None)
         return shapes
-
-    def _run_into(self, inputs: Mapping[str, Array], buffers: Mapping[str, Array]) -> bool:
-        """False if the graph's statement about its outputs' shapes was wrong: never foreseen again."""
-        binding = self._bound(inputs)
-        for name, buffer in buffers.items():
-            binding.bind_output(name, "cpu", 0, buffer.dtype, buffer.shape, buffer.ctypes.data)
-        try:
-            self._session.run_with_iobinding(binding)
-        except Exception as e:
-            text = str(e)
-            if "shape" in text.lower() and ("OrtValue" in text or "pre-allocated" in text or "preallocated" in text):
-                self._foreseen = False
-                return False
-            raise classify(e) from e
-        return True
 
     def _run_and_copy(self, inputs: Mapping[str, Array], allocate: Allocate) -> Mapping[str, Array]:
         binding = self._bound(inputs)
@@ -145,6 +149,8 @@ class OnnxLane:
             wanted = self._inputs[name]
             if array.dtype != self._dtypes[name]:
                 raise InvalidInput(f"input {name!r} is {array.dtype}, the model takes {self._dtypes[name]}")
+            if not array.flags.c_contiguous:  # only its address is given on
+                raise InvalidInput(f"input {name!r} is not C-contiguous")
             fits = array.ndim == len(wanted) and all(
                 not isinstance(want, int) or want == got for want, got in zip(wanted, array.shape, strict=True)
             )
@@ -157,8 +163,23 @@ class OnnxLane:
     def _bound(self, inputs: Mapping[str, Array]) -> ort.IOBinding:
         binding = self._session.io_binding()
         for name, array in inputs.items():
-            binding.bind_cpu_input(name, array)
+            binding.bind_input(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
         return binding
+
+
+class OnnxBound:
+    """See the Bound protocol. Holds the arrays whose addresses are bound."""
+
+    def __init__(
+        self, lane: OnnxLane, binding: ort.IOBinding, inputs: Mapping[str, Array], outputs: Mapping[str, Array]
+    ) -> None:
+        self._lane, self._binding, self._inputs = lane, binding, inputs
+        self.outputs = outputs
+        for name, array in outputs.items():
+            binding.bind_output(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
+
+    def run(self) -> bool:
+        return self._lane.execute(self._binding)
 
 
 def _within(inputs: Mapping[str, Array], profile: Profile) -> bool:

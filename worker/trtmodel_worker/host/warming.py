@@ -1,0 +1,110 @@
+"""Warm-up: every lane runs the shapes that it will be asked for before it serves, and one of them is measured.
+
+First runs are slow (code is loaded, memory is reserved), and a request should not pay for that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+from trtmodel_contract.identity import Profile
+from trtmodel_contract.manifest import Manifest, TensorSpec
+
+from trtmodel_worker.engines.base import DTYPES, Array, BindingLane, Lane
+from trtmodel_worker.host.pace import Pace
+
+_MEASURED = 3  # runs of a batch size, after its first
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Seconds. `slowest`: the longest run that was no first one. `by_bucket`: the median at each batch size; of several
+    profiles the slowest one's."""
+
+    slowest: float
+    by_bucket: Mapping[int, float]
+
+
+@dataclass(frozen=True)
+class Step:
+    """Shapes to run, and the batch size that they stand for, if they do."""
+
+    shapes: Shapes
+    bucket: int | None = None
+
+    @property
+    def elements(self) -> int:
+        return sum(math.prod(shape) for shape in self.shapes.values())
+
+
+def warm(lanes: Sequence[Lane], manifest: Manifest, buckets: Sequence[int], pace: Pace) -> Timings:
+    """Run every step on every lane, the smallest first; the first lane is measured. Raises what the lanes raise."""
+    slowest, medians = 0.0, dict[int, float]()
+    for step in steps(manifest, buckets):
+        times = _run(lanes[0], step.shapes, manifest.inputs, _MEASURED if step.bucket else 1, pace)
+        slowest = max(slowest, *times)
+        if step.bucket:
+            medians[step.bucket] = max(medians.get(step.bucket, 0.0), median(times))
+        for lane in lanes[1:]:
+            _run(lane, step.shapes, manifest.inputs, 0, pace)
+    return Timings(slowest, medians)
+
+
+def warm_once(lane: Lane, manifest: Manifest) -> None:
+    """Run the smallest shapes. Raises what the lane raises."""
+    _run(lane, steps(manifest, ())[0].shapes, manifest.inputs, 0, Pace())
+
+
+def steps(manifest: Manifest, buckets: Sequence[int]) -> list[Step]:
+    """Least, best and greatest shapes of each profile, and each batch size that a profile allows with its best other
+    dimensions. Smallest first."""
+    static = {spec.name: spec.shape for spec in manifest.inputs if -1 not in spec.shape}
+    found: list[Step] = []
+    for profile in manifest.profiles:
+        low, high = batch_range(manifest.inputs, profile)
+        for rows in (rows for rows in sorted(set(buckets)) if low <= rows <= high):
+            shapes = {name: (rows, *bounds.opt[1:]) for name, bounds in profile.inputs.items()}
+            found.append(Step({**static, **shapes}, rows))
+    measured = [step.shapes for step in found]
+    for kind in ("min", "opt", "max"):
+        for profile in manifest.profiles:
+            shapes = {**static, **{name: getattr(bounds, kind) for name, bounds in profile.inputs.items()}}
+            if shapes not in measured:
+                measured.append(shapes)
+                found.append(Step(shapes))
+    return sorted(found, key=lambda step: step.elements) or [Step(static)]
+
+
+def batch_range(inputs: Sequence[TensorSpec], profile: Profile) -> tuple[int, int]:
+    """Least and greatest batch size that a profile allows; (1, 0), which allows none, if its inputs have no leading
+    dimension in common."""
+    if not all(spec.shape[:1] == (-1,) and spec.name in profile.inputs for spec in inputs):
+        return 1, 0
+    ranges = {(profile.inputs[s.name].min[0], profile.inputs[s.name].max[0]) for s in inputs}
+    return ranges.pop() if len(ranges) == 1 else (1, 0)
+
+
+def _run(lane: Lane, shapes: Shapes, inputs: Sequence[TensorSpec], measured: int, pace: Pace) -> list[float]:
+    """Seconds of each run after the first, as the lane runs a batch when it serves: at places that stay."""
+    zeros = {spec.name: np.zeros(shapes[spec.name], DTYPES[spec.datatype]) for spec in inputs}
+    places: dict[str, Array] = {}
+
+    def allocate(name: str, dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> Array:
+        if name not in places or places[name].shape != shape:
+            places[name] = np.empty(shape, dtype)
+        return places[name]
+
+    pace.run(lane.run, zeros, allocate)
+    bound = lane.bind(zeros, allocate) if measured and isinstance(lane, BindingLane) else None
+
+    def again() -> None:
+        if bound is None or not bound.run():
+            lane.run(zeros, allocate)
+
+    return [pace.run(again)[1] for _ in range(measured)]
