@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import itertools
 import os
 import signal
 import threading
@@ -47,17 +48,17 @@ def answers_well(worker: WorkerProcess) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fault", "status", "kind"),
+    ("fault", "status", "kind", "tries"),
     [
-        ("invalid", 400, None),
-        ("recoverable", 500, "Recoverable"),
-        ("memory", 500, "OutOfMemory"),
-        ("crash", 500, "Internal"),
-        ("too-large", 500, "OutputTooLarge"),
+        ("invalid", 400, None, 1),
+        ("recoverable", 500, "Recoverable", 3),
+        ("memory", 500, "OutOfMemory", 3),
+        ("crash", 500, "Internal", 3),
+        ("too-large", 500, "OutputTooLarge", 1),
     ],
 )
-def test_an_error_of_a_run_fails_that_request_alone_and_is_counted_by_its_class(
-    start: Start, fault: str, status: int, kind: str | None
+def test_an_error_that_comes_again_fails_that_request_alone_and_every_attempt_is_counted_by_its_class(
+    start: Start, fault: str, status: int, kind: str | None, tries: int
 ) -> None:
     worker = start(fault)
     (pid,) = worker.host_pids()
@@ -66,7 +67,7 @@ def test_an_error_of_a_run_fails_that_request_alone_and_is_counted_by_its_class(
     assert answer.json["error"]
     answers_well(worker)
     found = counts(worker)
-    assert (dict(found.failed), found.ok) == ({kind: 1} if kind else {}, 1)
+    assert (dict(found.failed), found.ok) == ({kind: tries} if kind else {}, 1)
     assert worker.host_pids() == [pid]
 
 
@@ -168,8 +169,10 @@ def test_an_engine_whose_hosts_keep_dying_is_given_up_and_the_worker_leaves_the_
     stop = threading.Event()
 
     def poison() -> None:
-        while not stop.is_set():
-            worker.infer_rows([[BAD] * 4])
+        for number in itertools.count():  # the same one again would be refused
+            if stop.is_set():
+                return
+            worker.infer_rows([[BAD, number, 0.0, 0.0]])
 
     thread = threading.Thread(target=poison)
     thread.start()

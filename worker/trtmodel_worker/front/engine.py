@@ -1,6 +1,6 @@
 """An engine that serves: its hosts are kept alive, its requests scheduled.
 
-start -> READY <-> DOWN (a host died, another is being started) -> FAILED (too often; tried on slowly)
+start -> READY <-> DOWN (no host lives, one is being started) -> FAILED (too often; tried on slowly)
 """
 
 from __future__ import annotations
@@ -15,10 +15,13 @@ from dataclasses import dataclass
 from trtmodel_contract.control import EngineState
 from trtmodel_contract.manifest import Manifest
 
+from trtmodel_worker.front.batching import Buckets
+from trtmodel_worker.front.calls import Call
 from trtmodel_worker.front.hostproc import EngineHost, HostFailed, Hosts, Payload
+from trtmodel_worker.front.ladder import Overdue
 from trtmodel_worker.front.models import Admission
 from trtmodel_worker.front.regions import Arenas
-from trtmodel_worker.front.scheduler import Call, Scheduler
+from trtmodel_worker.front.scheduler import Rules, Scheduler
 from trtmodel_worker.front.stats import RevisionStats
 from trtmodel_worker.front.v2 import Codec
 from trtmodel_worker.front.windows import Windows
@@ -29,19 +32,29 @@ HEALTHY_SECONDS = 60.0  # a host that lived so long ends the row
 SLOWEST_RETRY_SECONDS = 30.0
 HANG_FACTOR = 20.0  # a run that takes so many times the slowest run of the warm-up hangs
 TICK_SECONDS = 0.05
+PACED_DUTY = 0.2  # share of the time in which a warm-up beside traffic may compute
 
 
 @dataclass(frozen=True)
 class EngineSettings:
+    """`lanes` of each of `hosts`. `hedge_seconds` is 0 for Auto. `paced`: requests are being answered meanwhile, so the
+    warm-up takes its time."""
+
     lanes: int
+    hosts: int
+    buckets: tuple[int, ...]
     prepare_seconds: float
     hang_seconds: float
-    queue_limit: int
+    health_seconds: float
+    hedge_seconds: float
+    rules: Rules
+    paced: bool = False
 
 
 class Engine:
     """One manifest, loaded. `state` and `deaths` are for the report; `routed` says whether a death is a failed
-    attempt."""
+    attempt. `fallback`: the engine that answers when no host of this one can, None if there is none;
+    `hedges_elsewhere`: it also takes what is overdue here."""
 
     def __init__(
         self,
@@ -67,19 +80,23 @@ class Engine:
         self.state = EngineState.LOADING
         self.message = ""
         self.routed = False
+        self.hedges_elsewhere = False
         self.deaths = 0
         self.on_change: Callable[[], None] = lambda: None
+        self.fallback: Callable[[], Engine | None] = lambda: None
         self._payload = payload
         self._hosts = hosts
         self._windows = windows
         self._arenas = arenas
         self._settings = settings
         self.scheduler = Scheduler(
-            self, self._arena, manifest.outputs, lambda: windows.counters(digest), stats,
-            settings.queue_limit,
+            self, self._arena, manifest.outputs, Buckets(settings.buckets, _largest(self.admission)),
+            Overdue(settings.hedge_seconds), lambda: windows.counters(digest), stats, settings.rules,
         )  # fmt: skip
-        self._host: EngineHost | None = None
-        self._keeper: asyncio.Task[None] | None = None
+        self.scheduler.hosts_wanted = settings.hosts
+        self.scheduler.elsewhere = self._elsewhere
+        self._living: list[EngineHost] = []
+        self._keepers: list[asyncio.Task[None]] = []
         self._ticker: asyncio.Task[None] | None = None
         self._idle = asyncio.Event()
 
@@ -96,10 +113,26 @@ class Engine:
         self.scheduler.submit(call)
 
     async def start(self, payload: Payload) -> None:
-        """Raises HostFailed; then nothing of it is left but the arena, which `close` gives back."""
-        host = await self._start_host(payload)
+        """All hosts side by side. Raises HostFailed; then nothing of it is left but the arena, which `close` gives
+        back."""
+        duty = PACED_DUTY if self._settings.paced else 1.0
+        starts = [asyncio.ensure_future(self._start_host(payload, duty)) for _ in range(self._settings.hosts)]
+        try:
+            await asyncio.wait(starts)
+        finally:
+            for task in starts:
+                task.cancel()
+            done = await asyncio.gather(*starts, return_exceptions=True)
+            payload.close()
+        failed = [e for e in done if isinstance(e, BaseException)]
+        if failed:
+            raise failed[0]
         self._ticker = asyncio.create_task(self._tick(), name=f"tick {self.revision}")
-        self._keeper = asyncio.create_task(self._keep(host), name=f"keep {self.revision}")
+        self._keepers = [
+            asyncio.create_task(self._keep(host), name=f"keep {self.revision}")
+            for host in done
+            if isinstance(host, EngineHost)
+        ]
 
     async def close(self, drain_seconds: float) -> None:
         """Free everything, after the last request."""
@@ -107,37 +140,41 @@ class Engine:
             self._idle.clear()
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._idle.wait(), drain_seconds)
-        if self._keeper is not None:
-            self._keeper.cancel()
-            await asyncio.gather(self._keeper, return_exceptions=True)
-        host = self._host
-        if host is not None:
+        for keeper in self._keepers:
+            keeper.cancel()
+        await asyncio.gather(*self._keepers, return_exceptions=True)
+        self.scheduler.elsewhere = lambda: None
+        for host in self._living:
             self.scheduler.suspend(host)
-            await host.end()
+        await asyncio.gather(*(host.end() for host in self._living))
+        for host in self._living:
             self.scheduler.remove(host, count_death=False)
         if self._ticker is not None:
             self._ticker.cancel()
         self.scheduler.fail_waiting("the engine was released")
         self._arenas.release(self._arena)
 
-    async def _start_host(self, payload: Payload) -> EngineHost:
-        try:
-            host = await self._hosts.start(
-                self.manifest, payload, self._arena.memory, self._settings.lanes, self._settings.prepare_seconds
-            )
-        finally:
-            payload.close()
-        self._host = host
-        self.scheduler.hang_after = max(self._settings.hang_seconds, HANG_FACTOR * host.ready.slowest_seconds)
-        host.on_dying = self.scheduler.suspend
-        host.listen(self.scheduler.readable)
+    async def _start_host(self, payload: Payload, duty: float) -> EngineHost:
+        settings, scheduler = self._settings, self.scheduler
+        buckets = tuple(scheduler.buckets.sizes) if self.admission.batched else ()
+        host = await self._hosts.start(
+            self.manifest, payload, self._arena.memory, settings.lanes, settings.prepare_seconds, buckets, duty
+        )
+        self._living.append(host)
+        ready = host.ready
+        scheduler.batchable = ready.batchable and self.admission.batched
+        scheduler.buckets.measured(ready.bucket_seconds)
+        scheduler.overdue.expect(ready.slowest_seconds)
+        scheduler.hang_after = max(settings.hang_seconds, HANG_FACTOR * ready.slowest_seconds)
+        host.on_dying = scheduler.suspend
         if not host.exited.done():
-            self.scheduler.add(host.lanes)
+            host.listen(scheduler.readable)
+            scheduler.add(host.lanes)
             self._set(EngineState.READY, "")
         return host
 
     async def _keep(self, host: EngineHost) -> None:
-        """Replace the host whenever it dies, sooner at first, then more and more slowly."""
+        """Replace a host whenever it dies, sooner at first, then more and more slowly."""
         failures, born = 0, time.monotonic()
         while True:
             await asyncio.shield(host.exited)
@@ -146,14 +183,14 @@ class Engine:
             failures = 1 if time.monotonic() - born > HEALTHY_SECONDS else failures + 1
             text = f"host {host.pid} died: {host.epitaph()}"
             log.error("%s: %s", self.revision, text)
-            self._host = None
-            self.scheduler.remove(host, count_death=self.routed)
+            self._living.remove(host)
+            self.scheduler.remove(host, count_death=self.routed, guilty=not host.killed_from_outside)
             replacement: EngineHost | None = None
             while replacement is None:
                 self._judge(failures, text)
                 await asyncio.sleep(_backoff(failures))
                 try:
-                    replacement = await self._start_host(await self._payload())
+                    replacement = await self._restart()
                 except HostFailed as e:
                     failures += 1
                     text = f"its host could not be started again: {e.message}"
@@ -164,8 +201,25 @@ class Engine:
                     log.exception("%s: %s", self.revision, text)
             host, born = replacement, time.monotonic()
 
+    async def _restart(self) -> EngineHost:
+        other = self._elsewhere()
+        payload = await self._payload()
+        try:
+            return await self._start_host(payload, PACED_DUTY if self.alive or other is not None else 1.0)
+        finally:
+            payload.close()
+
+    def _elsewhere(self) -> Scheduler | None:
+        """The scheduler that may run this engine's batches: its rows must lie in the same arena."""
+        other = self.fallback()
+        if other is None or other is self or not other.alive or other._arena is not self._arena:
+            return None
+        return other.scheduler
+
     def _judge(self, failures: int, text: str) -> None:
-        if failures < MAX_FAILURES:
+        if self.alive:
+            self._set(EngineState.READY, f"{len(self._living)} of {self._settings.hosts} hosts are up; {text}")
+        elif failures < MAX_FAILURES:
             self._set(EngineState.DOWN, text)
         else:
             self._set(EngineState.FAILED, f"{failures} failures in a row; {text}")
@@ -176,10 +230,15 @@ class Engine:
         self.on_change()
 
     async def _tick(self) -> None:
+        probed = time.monotonic()
         while True:
             await asyncio.sleep(TICK_SECONDS)
+            now = time.monotonic()
             try:
-                self.scheduler.tick(time.monotonic())
+                self.scheduler.tick(now)
+                if now - probed > self._settings.health_seconds:
+                    probed = now
+                    self.scheduler.probe()
                 if self.scheduler.idle:
                     self._idle.set()
             except Exception:
@@ -189,3 +248,8 @@ class Engine:
 def _backoff(failures: int) -> float:
     """Nothing for a first death, then 0.5 s, 1 s, 2 s ..."""
     return 0.0 if failures <= 1 else min(SLOWEST_RETRY_SECONDS, 0.25 * 2.0 ** (failures - 1))
+
+
+def _largest(admission: Admission) -> int:
+    """Rows of the largest batch that the profiles allow; 1 where requests are not made of rows."""
+    return min((rule.bounds[0][1] for rule in admission.rules), default=1) if admission.batched else 1

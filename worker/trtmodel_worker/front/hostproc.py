@@ -19,13 +19,14 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 
 from trtmodel_contract.codec import DocumentError, decode, dumps, loads
 from trtmodel_contract.exitcodes import HostExit
 from trtmodel_contract.identity import LoadKey
 from trtmodel_contract.manifest import Manifest
 
-from trtmodel_worker.front.scheduler import LanePort
+from trtmodel_worker.front.lanes import LanePort
 from trtmodel_worker.host.arena import Arena, sealed_bytes
 from trtmodel_worker.host.wire import MAX_MESSAGE_BYTES, HostConfig, Ready, Refused
 
@@ -102,8 +103,18 @@ class Hosts:
             text = done.stderr.decode(errors="replace").strip()[-500:] or f"exit code {done.returncode}"
             raise HostFailed("RuntimeUnusable", text, refused=False) from e
 
-    async def start(self, manifest: Manifest, payload: Payload, arena: Arena, lanes: int, timeout: float) -> EngineHost:
-        """A host that is ready: loaded, warm, self-tested. Raises HostFailed; then nothing of it is left."""
+    async def start(
+        self,
+        manifest: Manifest,
+        payload: Payload,
+        arena: Arena,
+        lanes: int,
+        timeout: float,
+        buckets: tuple[int, ...],
+        duty: float,
+    ) -> EngineHost:
+        """A host that is ready: loaded, warm at `buckets`, self-tested, computing at most `duty` of the time meanwhile.
+        Raises HostFailed; then nothing of it is left."""
         pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(lanes + 1)]
         control, theirs = [p[0] for p in pairs], [p[1] for p in pairs]
         for channel in control:
@@ -123,6 +134,8 @@ class Hosts:
                 lane_fds=tuple(c.fileno() for c in theirs[1:]),
                 control_fd=theirs[0].fileno(),
                 parent_pid=os.getpid(),
+                buckets=buckets,
+                duty=duty,
             )
             config_fd = sealed_bytes("trtmodel-host-config", dumps(config))
             os.lseek(config_fd, 0, os.SEEK_SET)
@@ -177,6 +190,8 @@ class EngineHost:
         self._loop = asyncio.get_running_loop()
         self._pidfd = os.pidfd_open(process.pid)
         self._asked = False
+        self._oom_kills = oom_kills()
+        self.failures = 0
         self.pid = process.pid
         self.why = ""
         self.ready = Ready(0.0)
@@ -231,6 +246,12 @@ class EngineHost:
         """It was told to end, so its end is no death."""
         return self._asked
 
+    @property
+    def killed_from_outside(self) -> bool:
+        """Somebody killed it who is neither its front nor the kernel for lack of memory: no request's fault."""
+        killed = self.exited.result() == -signal.SIGKILL and not self.why
+        return killed and oom_kills() == self._oom_kills
+
     def epitaph(self) -> str:
         return self.why or describe_exit(self.exited.result())
 
@@ -253,6 +274,17 @@ class EngineHost:
             lane.channel.close()
         if not self.exited.done():
             self.exited.set_result(code)
+
+
+def oom_kills() -> int:
+    """Processes of this container that the kernel has killed for lack of memory (cgroup v2, v1), 0 if nobody says."""
+    for path in ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control"):
+        with contextlib.suppress(OSError, ValueError):
+            for line in Path(path).read_text().splitlines():
+                name, _, count = line.partition(" ")
+                if name == "oom_kill":
+                    return int(count)
+    return 0
 
 
 def describe_exit(code: int) -> str:

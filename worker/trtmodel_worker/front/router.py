@@ -26,7 +26,9 @@ class Table:
 class Router:
     """`loaded` holds every engine that can answer, by manifest digest: a request may name a revision."""
 
-    def __init__(self) -> None:
+    def __init__(self, fallback: bool = True) -> None:
+        self._fallback = fallback
+        self.standby: Engine | None = None
         self.table: Table | None = None
         self.loaded: dict[str, Engine] = {}
         self._owed = 0
@@ -50,6 +52,14 @@ class Router:
                     return candidate
                 candidate.count_failed("Down")
         return table.stable
+
+    def fallback_of(self, engine: Engine) -> Engine | None:
+        """Who answers while no host of `engine` can: stable for a candidate, the standby for stable, if it may."""
+        table = self.table
+        if table is not None and engine is table.candidate:
+            return table.stable
+        routed = table is not None and engine is table.stable
+        return self.standby if self._fallback and routed and self.standby is not engine else None
 
     def named(self, revision: str) -> Engine | None:
         """The loaded engine of a revision; if there are two builds of it, the one that is routed to."""

@@ -270,6 +270,7 @@ class Swapper:
             return
         started = time.perf_counter()
         table = self._target(wanted.routes)
+        self._router.standby = self._standby()
         if table is not None and table != self._router.table:
             before = self._router.table
             self._router.flip(table)
@@ -278,6 +279,7 @@ class Swapper:
                 engine.routed = False
             for engine in table.engines():
                 engine.routed = True
+                engine.hedges_elsewhere = engine is table.stable
             log.info("routes: stable %s, candidate %s at %d %%", table.stable.revision,
                      table.candidate.revision if table.candidate else "none", table.weight)  # fmt: skip
             self._on_change()

@@ -21,16 +21,17 @@ class Counters:
         self.failed: dict[str, int] = {}
         self.compute: dict[str, dict[int, int]] = {}
 
-    def count_ok(self, bucket: str, seconds: float) -> None:
-        self.ok += 1
+    def count_ok(self, bucket: str, seconds: float, attempts: int = 1) -> None:
+        """`attempts` that ran together in `seconds`."""
+        self.ok += attempts
         histogram = self.compute.get(bucket)
         if histogram is None:
             histogram = self.compute[bucket] = {}
         index = bucket_index(seconds)
-        histogram[index] = histogram.get(index, 0) + 1
+        histogram[index] = histogram.get(index, 0) + attempts
 
-    def count_failed(self, kind: str) -> None:
-        self.failed[kind] = self.failed.get(kind, 0) + 1
+    def count_failed(self, kind: str, attempts: int = 1) -> None:
+        self.failed[kind] = self.failed.get(kind, 0) + attempts
 
     def snapshot(self) -> AttemptCounts:
         return AttemptCounts(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import time
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from trtmodel_contract.control import (
 from trtmodel_contract.identity import LoadKey, ModelRef, Storage
 from trtmodel_contract.manifest import Manifest
 
+from trtmodel_worker.front import ladder
 from trtmodel_worker.front import pointer as pointers
 from trtmodel_worker.front.artifacts import Artifacts, Refused, authorize
 from trtmodel_worker.front.engine import Engine, EngineSettings
@@ -30,6 +32,7 @@ from trtmodel_worker.front.fence import Held, Ruling, judge_request, pointer_cou
 from trtmodel_worker.front.hostproc import HostFailed, Hosts, Machine, Payload
 from trtmodel_worker.front.regions import Arenas
 from trtmodel_worker.front.router import Router
+from trtmodel_worker.front.scheduler import Rules
 from trtmodel_worker.front.stats import RevisionStats
 from trtmodel_worker.front.swap import Swapper
 from trtmodel_worker.front.windows import Windows
@@ -40,6 +43,7 @@ from trtmodel_worker.trust import Keyring, Untrusted
 log = logging.getLogger(__name__)
 DEBOUNCE_SECONDS = 10.0  # a host that is being replaced makes nobody leave the Service so soon
 KEPT_STATS = 16
+DEFAULT_LANES = 4
 _DESCRIBE_RETRY_SECONDS = 5.0
 _MOST_SEQUENCE = 1 << 53  # JSON's numbers are exact so far
 _MOST_TTL_SECONDS = 86_400
@@ -57,15 +61,22 @@ class Worker:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.model = ModelRef(settings.namespace, settings.model, settings.model_uid)
-        self.router = Router()
+        self.router = Router(settings.fallback)
         self.windows = Windows()
         self.keyring = Keyring({})
         self.stats: dict[str, RevisionStats] = {}
-        self.arenas = Arenas(settings.lanes, settings.output_bytes)
+        self.arenas = Arenas((settings.lanes or DEFAULT_LANES) * settings.hosts, settings.output_bytes)
         self.hosts = Hosts(settings.runtime)
         self.machine: Machine | None = None
         self.draining = False
         self.version = 1
+        self._rules = Rules(
+            settings.queue_limit,
+            settings.batch_delay_seconds,
+            settings.retry_attempts,
+            ladder.RetryBudget(settings.retry_budget_percent),
+            ladder.Refused(),
+        )
         self._news = asyncio.Event()
         self._message = ""
         self._held: Held | None = None
@@ -170,7 +181,7 @@ class Worker:
         if self._pointer is None or self.machine is None:
             raise Refused("NotStarted", "no pointer was mounted yet", transient=True)
         progress(EngineState.FETCHING)
-        artifacts, settings = await asyncio.to_thread(self._open, self._pointer.storage), self.settings
+        artifacts = await asyncio.to_thread(self._open, self._pointer.storage)
         manifest = await asyncio.to_thread(artifacts.manifest, artifact, self.machine.load_key)
         payload = await _payload(artifacts, manifest)
         progress(EngineState.LOADING)
@@ -184,8 +195,9 @@ class Worker:
                 self.arenas,
                 self.windows,
                 self._stats_of(manifest.revision),
-                EngineSettings(settings.lanes, settings.prepare_seconds, settings.hang_seconds, settings.queue_limit),
+                self._engine_settings(),
             )
+            engine.fallback = functools.partial(self.router.fallback_of, engine)
         except BaseException:
             payload.close()
             raise
@@ -195,6 +207,21 @@ class Worker:
             await asyncio.shield(engine.close(0.0))
             raise
         return engine
+
+    def _engine_settings(self) -> EngineSettings:
+        settings = self.settings
+        standing = self.swapper.standing
+        return EngineSettings(
+            lanes=settings.lanes or DEFAULT_LANES,
+            hosts=settings.hosts,
+            buckets=settings.buckets,
+            prepare_seconds=settings.prepare_seconds,
+            hang_seconds=settings.hang_seconds,
+            health_seconds=settings.health_seconds,
+            hedge_seconds=settings.hedge_seconds,
+            rules=self._rules,
+            paced=standing is not None and not standing.scheduler.idle,
+        )
 
     def _open(self, storage: Storage) -> Artifacts:
         if self._artifacts is None or self._artifacts[0] != storage:

@@ -1,0 +1,138 @@
+"""A request on its way through an engine, and what it becomes there: part of a batch, run in one or two attempts.
+
+    Call --+
+    Call --+-- Batch (one input region) --+-- Attempt (a lane, its own output region, a generation)
+    Call --+                              `-- Attempt: a hedge. The first answer counts
+
+An input region is not written while an attempt reads it, and free when the last one was acknowledged or its host was
+reaped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from trtmodel_worker.front.windows import Counters
+
+if TYPE_CHECKING:
+    from trtmodel_worker.front.batching import Waiting
+    from trtmodel_worker.front.engine import Engine
+    from trtmodel_worker.front.lanes import LanePort
+    from trtmodel_worker.front.scheduler import Scheduler
+
+Shape = tuple[int, ...]
+Outputs = list[tuple[Shape, memoryview]]
+"""Shape and bytes of each output, in the manifest's order. The bytes are valid only during the call."""
+
+
+class Failed(Exception):
+    """A request that gets no answer from the engine: the HTTP status and the text of the answer instead."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+
+
+class Call:
+    """One request. `on_answer` gets the engine that answered: it need not be the one that was asked. `key`: calls with
+    the same one may run together; None: this one runs alone."""
+
+    __slots__ = (
+        "alone", "bodies", "deadline", "deaths", "done", "key", "on_answer", "on_failure", "queue", "rows", "shapes",
+        "since", "tries",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        shapes: Sequence[Shape],
+        bodies: Sequence[memoryview],
+        deadline: float,
+        on_answer: Callable[[Outputs, Engine], None],
+        on_failure: Callable[[Failed], None],
+    ) -> None:
+        self.shapes = shapes
+        self.bodies = bodies
+        self.deadline = deadline
+        self.on_answer = on_answer
+        self.on_failure = on_failure
+        self.key: tuple[Shape, ...] | None = None
+        self.rows = 1
+        self.alone = False
+        self.tries = 0
+        self.deaths = 0
+        self.done = False
+        self.queue: Waiting | None = None
+        self.since = time.monotonic()
+
+    def cancel(self) -> None:
+        """The client is gone: nobody waits for the answer, and its place is free."""
+        self.done = True
+        if self.queue is not None:
+            self.queue.left(self)
+
+    def fail(self, failure: Failed) -> None:
+        if not self.done:
+            self.done = True
+            self.on_failure(failure)
+
+    def digest(self) -> bytes:
+        """Of what it asks: the same request again has the same one."""
+        found = hashlib.sha256(repr([tuple(shape) for shape in self.shapes]).encode())
+        for body in self.bodies:
+            found.update(body)
+        return found.digest()
+
+
+class Batch:
+    """Calls that run together. `rows` are theirs, `padded` what the engine gets. `answered`: their callers have been
+    told, whatever comes of attempts that still run."""
+
+    __slots__ = (
+        "answered", "attempts", "bucket", "calls", "hedged", "input_slot", "owner", "padded", "places", "rows",
+        "shapes", "suspect",
+    )  # fmt: skip
+
+    def __init__(
+        self, owner: Scheduler, calls: Sequence[Call], shapes: Sequence[Shape], rows: int, padded: int, bucket: str
+    ) -> None:
+        self.owner = owner
+        self.calls = calls
+        self.shapes = shapes
+        self.rows = rows
+        self.padded = padded
+        self.bucket = bucket
+        self.input_slot = -1
+        self.places: list[int] = []
+        self.attempts: list[Attempt] = []
+        self.answered = False
+        self.hedged = False
+        self.suspect = False
+
+    @property
+    def wanted(self) -> bool:
+        return not self.answered and any(not call.done for call in self.calls)
+
+
+class Attempt:
+    """One run of a batch. `abandoned`: counted as such already, whatever comes of it."""
+
+    __slots__ = ("abandoned", "batch", "counters", "generation", "is_hedge", "lane", "output_slot", "started")
+
+    def __init__(self, batch: Batch, lane: LanePort, counters: Counters, generation: int, output_slot: int) -> None:
+        self.batch = batch
+        self.lane = lane
+        self.counters = counters
+        self.abandoned = False
+        self.is_hedge = bool(batch.attempts)
+        self.generation = generation
+        self.output_slot = output_slot
+        self.started = time.monotonic()
+
+    def abandon(self) -> None:
+        if not self.abandoned:
+            self.abandoned = True
+            self.counters.abandoned += len(self.batch.calls)

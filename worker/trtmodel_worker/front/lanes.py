@@ -1,0 +1,114 @@
+"""The front's end of lanes: which are free, and which keep their time."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+from trtmodel_worker.front.calls import Attempt
+from trtmodel_worker.front.ladder import Overdue
+
+
+class Host(Protocol):
+    """What the scheduler may do to a host: end it. Its attempts come back when it was reaped."""
+
+    failures: int
+
+    def kill(self, why: str) -> None: ...
+
+
+class LanePort:
+    """One lane. `resting`: its host rebuilds it. `probing`: the generation of a probe, or 0. `since`: when it was sent
+    something last. `dying`: its host is about to end."""
+
+    __slots__ = ("attempt", "channel", "dying", "host", "probing", "resting", "since")
+
+    def __init__(self, host: Host, channel: socket.socket) -> None:
+        self.host = host
+        self.channel = channel
+        self.dying = False
+        self.resting = False
+        self.probing = 0
+        self.since = 0.0
+        self.attempt: Attempt | None = None
+
+    @property
+    def busy(self) -> bool:
+        return self.attempt is not None or self.resting or bool(self.probing)
+
+
+class Lanes:
+    """All lanes of an engine."""
+
+    def __init__(self, overdue: Overdue) -> None:
+        self.all: list[LanePort] = []
+        self.free: list[LanePort] = []
+        self._overdue = overdue
+
+    @property
+    def living(self) -> int:
+        return sum(1 for lane in self.all if not lane.dying)
+
+    @property
+    def hosts(self) -> int:
+        return len({id(lane.host) for lane in self.all if not lane.dying})
+
+    def add(self, lanes: Sequence[LanePort]) -> None:
+        self.all.extend(lanes)
+        self.free.extend(lanes)
+
+    def suspend(self, host: Host) -> None:
+        for lane in self.all:
+            lane.dying = lane.dying or lane.host is host
+        self.free = [lane for lane in self.free if lane.host is not host]
+
+    def remove(self, host: Host) -> list[LanePort]:
+        """The lanes that were its."""
+        self.suspend(host)
+        gone = [lane for lane in self.all if lane.host is host]
+        self.all = [lane for lane in self.all if lane.host is not host]
+        return gone
+
+    def give(self, lane: LanePort) -> None:
+        """It can take something again."""
+        if not lane.dying:
+            self.free.append(lane)
+
+    def next(self, not_of: Host | None = None) -> LanePort | None:
+        """A free lane, not of the host `not_of`; of one that keeps its time if there is such a one."""
+        free = self.free
+        if not free:
+            return None
+        late = self._late()
+        if not late and not_of is None:
+            return free[-1]
+        fallback = None
+        for lane in reversed(free):
+            if lane.host is not_of:
+                continue
+            if id(lane.host) not in late:
+                return lane
+            fallback = lane
+        return fallback if not_of is None else None
+
+    def send(self, lane: LanePort, message: bytes) -> bool:
+        """Takes the lane. False if its host is gone."""
+        self.free.remove(lane)
+        lane.since = time.monotonic()
+        try:
+            lane.channel.send(message)
+        except OSError as e:
+            lane.host.kill(f"its lane failed: {e}")
+            return False
+        return True
+
+    def _late(self) -> set[int]:
+        """Hosts that run something for longer than they should."""
+        now = time.monotonic()
+        return {
+            id(lane.host)
+            for lane in self.all
+            if lane.attempt is not None and now - lane.since > self._overdue.after(lane.attempt.batch.bucket)
+        }
