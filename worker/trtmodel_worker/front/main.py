@@ -16,6 +16,7 @@ from trtmodel_worker.front.endpoints import Endpoints, Limits
 from trtmodel_worker.front.http import HttpServer
 from trtmodel_worker.front.metrics import MetricsEndpoints
 from trtmodel_worker.front.worker import Worker
+from trtmodel_worker.gateway.supervisor import Gateway
 from trtmodel_worker.settings import MIB, Settings, SettingsError, from_environment
 
 log = logging.getLogger(__name__)
@@ -60,6 +61,7 @@ async def serve(settings: Settings) -> int:
     try:
         await control.listen(host, settings.control_port)
         await metrics.listen(host, settings.metrics_port)
+        gateway = await _start_gateway(settings, server)
         await server.listen(host, settings.http_port)  # last: who sees it live finds the others
     except OSError as e:
         log.critical("a port cannot be used: %s", e)
@@ -74,7 +76,10 @@ async def serve(settings: Settings) -> int:
     worker.begin_drain()
     server.announce_end()
     await asyncio.sleep(settings.drain_seconds)  # endpoints lag: requests still come here
-    await server.close(_FINISH_SECONDS)
+    finished_by = loop.time() + _FINISH_SECONDS
+    if gateway is not None:
+        await gateway.end()  # before the server that it asks
+    await server.close(max(1.0, finished_by - loop.time()))
     work.cancel()
     with contextlib.suppress(asyncio.CancelledError, asyncio.TimeoutError):
         await asyncio.wait_for(work, _RELEASE_SECONDS)
@@ -82,6 +87,16 @@ async def serve(settings: Settings) -> int:
     await metrics.close(0.0)
     log.info("everything was answered")
     return 0
+
+
+async def _start_gateway(settings: Settings, server: HttpServer) -> Gateway | None:
+    """Raises OSError."""
+    if not settings.grpc_port:
+        return None
+    gateway = Gateway(settings, _FINISH_SECONDS)
+    await server.listen_unix(gateway.path)
+    gateway.start()
+    return gateway
 
 
 def _most_connections() -> int:

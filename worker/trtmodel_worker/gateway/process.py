@@ -1,0 +1,92 @@
+"""The gateway process: one gRPC port, until SIGTERM."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import uvloop
+
+from trtmodel_worker.gateway.client import FrontClient
+from trtmodel_worker.gateway.health import Health
+from trtmodel_worker.gateway.service import InferenceService
+from trtmodel_worker.lifetime import end_with_parent
+
+log = logging.getLogger(__name__)
+_MOST_CALLS = 4096  # at once; more get RESOURCE_EXHAUSTED
+_MESSAGE_ROOM = 1 << 20  # a message's own bytes beside its tensors: the front judges the tensors' size itself
+# A connection is asked to leave after a while, so that clients behind a Service come to know new workers.
+_CONNECTION_AGE_MS = 600_000
+
+
+@dataclass(frozen=True)
+class GatewayConfig:
+    """`address`: as gRPC writes it. `finish_seconds`: for calls that run when it is told to end."""
+
+    address: str
+    front: str
+    body_bytes: int
+    request_seconds: float
+    finish_seconds: float
+    parent_pid: int
+
+
+def run(config: GatewayConfig) -> int:
+    """Returns the exit code."""
+    end_with_parent()
+    if os.getppid() != config.parent_pid:
+        return 1  # it ended before it could be tied to us
+    loop = uvloop.new_event_loop()
+    asyncio.set_event_loop(loop)
+    return int(loop.run_until_complete(_serve(config)))
+
+
+async def _serve(config: GatewayConfig) -> int:
+    told = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, told.set)
+    front = FrontClient(config.front)
+    service = InferenceService(front, config.request_seconds)
+    health = Health(service)
+    server = grpc.aio.server(options=_options(config), maximum_concurrent_rpcs=_MOST_CALLS)
+    server.add_generic_rpc_handlers((service.handler(), health.handler()))
+    try:
+        server.add_insecure_port(config.address)
+    except RuntimeError as e:
+        log.critical("the port cannot be used: %s", e)
+        return 1
+    await server.start()
+    log.info("serving gRPC on %s", config.address)
+    await told.wait()
+    health.end()
+    service.end()
+    await server.stop(config.finish_seconds)  # says GOAWAY, accepts nothing more, waits for what runs
+    front.close()
+    log.info("everything was answered")
+    return 0
+
+
+def _options(config: GatewayConfig) -> list[tuple[str, int]]:
+    return [
+        ("grpc.max_receive_message_length", config.body_bytes + _MESSAGE_ROOM),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.so_reuseport", 0),  # else a second server on this port would silently take half of the calls
+        ("grpc.max_connection_age_ms", _CONNECTION_AGE_MS),
+        ("grpc.keepalive_time_ms", 60_000),
+        ("grpc.keepalive_timeout_ms", 20_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+    ]
+
+
+def read_config(text: str) -> GatewayConfig:
+    """As the front wrote it."""
+    document: Mapping[str, Any] = json.loads(text)
+    return GatewayConfig(**document)
