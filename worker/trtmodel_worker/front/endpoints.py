@@ -15,13 +15,12 @@ from urllib.parse import unquote_to_bytes
 from trtmodel_contract.control import EngineState
 from trtmodel_contract.manifest import TensorSpec
 
+from trtmodel_worker.front.calls import Call, Failed, Outputs
 from trtmodel_worker.front.engine import Engine
 from trtmodel_worker.front.models import Invalid
 from trtmodel_worker.front.request import JSON_HEAD, Refusal, Request
 from trtmodel_worker.front.router import Router
-from trtmodel_worker.front.scheduler import Call, Failed, Outputs
 from trtmodel_worker.front.v2 import HEADER_LENGTH, Plan, error_with_id
-from trtmodel_worker.front.windows import bucket_of
 
 log = logging.getLogger(__name__)
 _PROTOCOL = "this server speaks the Open Inference Protocol v2: POST /v2/models/<model>/infer"
@@ -150,11 +149,9 @@ class Endpoints:
         seconds = self._limits.request_seconds
         if plan.timeout is not None and plan.timeout < seconds:
             seconds = plan.timeout
-        rows = plan.shapes[0][0] if engine.admission.batched else 1
         call = Call(
             plan.shapes,
             bodies,
-            bucket_of(rows),
             time.monotonic() + seconds,
             functools.partial(self._answer, request, plan),
             functools.partial(self._fail, request, engine, plan),

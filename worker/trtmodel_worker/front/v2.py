@@ -20,9 +20,9 @@ import numpy as np
 from trtmodel_contract.manifest import TensorSpec
 
 from trtmodel_worker.engines.base import DTYPES
+from trtmodel_worker.front.calls import Failed, Outputs
 from trtmodel_worker.front.models import Admission, InputRule, Invalid, Shape, binary_only, short
 from trtmodel_worker.front.request import JSON_HEAD
-from trtmodel_worker.front.scheduler import Failed, Outputs
 
 HEADER_LENGTH = b"inference-header-content-length"
 _CACHED_PLANS = 64
