@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,8 +20,12 @@ from trtmodel_worker.host.wire import (
     MessageError,
     answer_message,
     failure_message,
+    is_probe,
     parse_answer,
+    parse_generation,
     parse_run,
+    probe_message,
+    rested_message,
     run_message,
 )
 
@@ -157,3 +162,25 @@ def test_a_golden_sample_that_cannot_be_read_is_a_failed_self_test_and_no_crash(
     )  # fmt: skip
     with pytest.raises(SelfTestFailed, match="cannot be read"):
         read_samples(manifest, [damage])
+
+
+def test_an_arena_that_cannot_be_mapped_leaves_no_descriptor() -> None:
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for size in (1 << 60, 0):
+        with pytest.raises((OSError, ValueError)):
+            Arena.create("t", size)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_a_probe_is_no_run_and_a_run_no_probe() -> None:
+    assert is_probe(probe_message(7))
+    assert parse_generation(probe_message(7)) == 7
+    assert not is_probe(run_message(7, 4096, 64, [0], [(1, 4)]))
+    assert not is_probe(run_message(7, 0, 4096, [], []))
+    answer = parse_answer(answer_message(7, 5, ()), 0)
+    assert (answer.generation, answer.nanoseconds, answer.failure, answer.outputs) == (7, 5, None, ())
+
+
+def test_a_lane_that_rested_says_so_as_an_answer_to_nothing() -> None:
+    rested = parse_answer(rested_message(9), 0)
+    assert (rested.generation, rested.nanoseconds, rested.failure) == (0, 9, None)

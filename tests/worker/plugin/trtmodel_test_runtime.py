@@ -1,11 +1,13 @@
 """A runtime that is plugged in from outside, as another package would be: its plan is JSON that says how it behaves.
 
 {"factor": 2.0}                      every output is the input of the same place times factor
-"mode": "nonzero" | "inf"            other ways to answer
+"mode": "nonzero" | "inf"            other ways to answer; "centred": less the mean of the batch
 "work": seconds per run              "first": more seconds for the first run of a shape on a lane
 "load": seconds to load              "refuse": why it cannot be loaded
 "fault": {"when": value, "do": ...}  on a first input that starts with `value`: die, hang, sticky, lost, invalid,
-                                     recoverable, memory, crash, too-large, lie (its output is elsewhere)
+                                     recoverable, memory, crash, too-large, lie (its output is elsewhere),
+                                     break (the lane fails from then on), drift (answers are wrong from then on)
+"lanes": how many lanes can be made
 """
 
 from __future__ import annotations
@@ -47,8 +49,13 @@ class TestEngine:
         self.behaviour = behaviour
         self.inputs = tuple(TensorSpec(n, d, tuple(s)) for n, d, s in behaviour["inputs"])
         self.outputs = tuple(TensorSpec(n, d, tuple(s)) for n, d, s in behaviour["outputs"])
+        self.made = 0
+        self.drifted = False
 
     def create_lane(self):
+        self.made += 1
+        if self.made > self.behaviour.get("lanes", self.made):
+            raise OutOfMemory("no memory for another lane")
         return TestLane(self)
 
 
@@ -56,6 +63,7 @@ class TestLane:
     def __init__(self, engine):
         self.engine = engine
         self.known = set()
+        self.broken = False
 
     def run(self, inputs, allocate):
         behaviour = self.engine.behaviour
@@ -65,6 +73,8 @@ class TestLane:
             answer = self.fail(fault["do"], allocate)
             if answer is not None:
                 return answer
+        if self.broken:
+            raise Recoverable("the lane is broken")
         shapes = tuple(a.shape for a in arrays)
         if shapes not in self.known:
             self.known.add(shapes)
@@ -83,10 +93,14 @@ class TestLane:
         out = allocate(spec.name, array.dtype, array.shape)
         if mode == "inf":
             out[...] = np.inf
+        elif mode == "centred":
+            out[...] = array - array.mean(axis=0, keepdims=True)
         elif array.dtype == np.bool_:
             np.logical_not(array, out=out)
         else:
             out[...] = array * array.dtype.type(self.engine.behaviour.get("factor", 1))
+            if self.engine.drifted:
+                out += array.dtype.type(1)
         return out
 
     def fail(self, how, allocate):
@@ -106,6 +120,10 @@ class TestLane:
             raise OutOfMemory("no memory")
         if how == "crash":
             raise RuntimeError("a bug of the engine")
+        if how == "break":
+            self.broken = True
+        if how == "drift":
+            self.engine.drifted = True
         if how == "too-large":
             allocate(self.engine.outputs[0].name, np.dtype(np.float32), (1 << 40,))
         if how == "lie":

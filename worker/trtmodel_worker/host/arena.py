@@ -121,6 +121,9 @@ class Arena:
             raise
 
     def array(self, offset: int, dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> NDArray[np.generic]:
+        """Raises ValueError or TypeError where that is not within the arena."""
+        if offset < 0:  # NumPy would take it
+            raise ValueError(f"offset {offset} is before the arena")
         return np.ndarray(shape, dtype, buffer=self.map, offset=offset)
 
     def close(self) -> None:

@@ -163,6 +163,8 @@ class LaneServer:
         try:
             while data := receive(MAX_MESSAGE_BYTES):
                 send(self._serve(data))
+                if self._suspect:
+                    send(self._rebuild())
         except OSError:
             log.info("the front hung up")
 
