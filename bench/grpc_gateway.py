@@ -1,0 +1,172 @@
+"""How many ModelInfer calls the gRPC gateway carries, and what HTTP feels of it. 8 KB raw input, a model that copies.
+
+    python bench/grpc_gateway.py [--seconds 3] [--rounds 5]
+
+Calls are made by grpc_client.py, a Python client in a process of its own on the same cores. HTTP is one connection on
+a fixed schedule; its latency is measured alone and while gRPC runs at half of the rate that was found, in turns. The
+CPU time per call says something on a busy machine too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import date
+from http.client import HTTPConnection
+from pathlib import Path
+from statistics import median
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = [str(ROOT / "worker"), str(ROOT / "contract")]
+sys.path[:0] = [*PACKAGES, str(ROOT / "tests" / "worker")]
+
+from overhead import children_seconds, cpu_seconds  # noqa: E402
+from trtmodel_contract.manifest import TensorSpec  # noqa: E402
+from trtmodel_worker.gateway import inference_pb2 as pb  # noqa: E402
+from worker_harness import (  # noqa: E402
+    PLUGIN,
+    REVISION_1,
+    Bucket,
+    Operator,
+    WorkerProcess,
+    binary_fp32,
+    eventually,
+    free_port,
+)
+
+WIDTH = 2048
+HTTP_RATE = 500.0
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Times in ms; CPU time per call in us: gateway, front, hosts, client."""
+
+    rate: float
+    p50: float
+    p99: float
+    costs: tuple[float, ...]
+
+
+class Bench:
+    def __init__(self, worker: WorkerProcess, target: str, message: Path, seconds: float) -> None:
+        self.worker, self.target, self.message, self.seconds = worker, target, message, seconds
+        self.gateway = eventually(lambda: gateway_pid(worker), "the gateway runs")
+
+    def command(self, *more: str) -> list[str]:
+        client = str(ROOT / "bench" / "grpc_client.py")
+        return [sys.executable, client, self.target, str(self.message), "--seconds", str(self.seconds), *more]
+
+    def sample(self, clients: int) -> Sample:
+        pids = ([self.gateway], [self.worker.pid], self.worker.host_pids())
+        before = [*(sum(map(cpu_seconds, p)) for p in pids), children_seconds()]
+        out = subprocess.check_output(self.command("--concurrency", str(clients)), timeout=self.seconds + 60)
+        after = [*(sum(map(cpu_seconds, p)) for p in pids), children_seconds()]
+        found = json.loads(out)
+        if found["bad"] or not found["requests"]:
+            sys.exit(f"{found['bad']} calls failed\n{self.worker.tail()}")
+        costs = tuple(1e6 * (b - a) / found["requests"] for a, b in zip(before, after, strict=True))
+        return Sample(found["requests"] / found["seconds"], found["p50_ms"], found["p99_ms"], costs)
+
+    @contextmanager
+    def background(self, rate: float) -> Iterator[None]:
+        """gRPC at a fixed rate while the block runs."""
+        command = self.command("--rate", str(rate))
+        command[command.index("--seconds") + 1] = str(self.seconds + 2.0)
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+            time.sleep(1.0)  # its first calls connect
+            yield
+            process.wait(60)
+
+    def http(self) -> tuple[float, float]:
+        """(p50, p99) in ms."""
+        body, headers = binary_fp32([0.5] * WIDTH, [1, WIDTH], parameters={"binary_data_output": True})
+        headers = {k.replace("_", "-"): v for k, v in headers.items()}
+        connection = HTTPConnection("127.0.0.1", self.worker.port)
+        times = []
+        begun = time.perf_counter()
+        for number in range(int(self.seconds * HTTP_RATE)):
+            due = begun + number / HTTP_RATE
+            time.sleep(max(0.0, due - time.perf_counter()))
+            connection.request("POST", "/v2/models/m/infer", body, headers)
+            response = connection.getresponse()
+            response.read()
+            assert response.status == 200, response.status
+            times.append(time.perf_counter() - due)
+        times.sort()
+        return 1e3 * times[len(times) // 2], 1e3 * times[int(0.99 * len(times))]
+
+
+def gateway_pid(worker: WorkerProcess) -> int:
+    found = subprocess.run(["pgrep", "-P", str(worker.pid), "-f", "trtmodel_worker.gateway"],
+                           capture_output=True, text=True, check=False)  # fmt: skip
+    return int(found.stdout.split()[0]) if found.stdout else 0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=3.0, help="of each measurement")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--clients", type=int, nargs="+", default=[1, 16, 64])
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        operator, bucket, port = Operator(), Bucket(folder / "bucket"), free_port()
+        tensors = {"inputs": [TensorSpec("x", "FP32", (-1, WIDTH))], "outputs": [TensorSpec("y", "FP32", (-1, WIDTH))]}
+        digest, _ = bucket.publish(REVISION_1, **tensors)
+        path = os.pathsep.join([str(PLUGIN), *PACKAGES])
+        worker = WorkerProcess(folder / "w", operator, bucket, TRTMODEL_GRPC_PORT=str(port), PYTHONPATH=path)
+        worker.point(operator.artifact(REVISION_1, digest))
+        worker.start()
+        try:
+            worker.wait_ready()
+            message = folder / "message"
+            tensor = pb.ModelInferRequest.InferInputTensor(name="x", datatype="FP32", shape=[1, WIDTH])
+            request = pb.ModelInferRequest(model_name="m", inputs=[tensor], raw_input_contents=[bytes(4 * WIDTH)])
+            message.write_bytes(request.SerializeToString())
+            run(Bench(worker, f"127.0.0.1:{port}", message, given.seconds), given)
+        finally:
+            worker.stop()
+
+
+def run(bench: Bench, given: argparse.Namespace) -> None:
+    before = os.getloadavg()[0]
+    bench.sample(16)  # caches are warm in what is measured
+    samples: dict[int, list[Sample]] = {n: [] for n in given.clients}
+    for _ in range(given.rounds):
+        for clients in given.clients:
+            samples[clients].append(bench.sample(clients))
+    best = max(median(s.rate for s in found) for found in samples.values())
+    alone, beside = [], []
+    for _ in range(given.rounds):
+        alone.append(bench.http())
+        with bench.background(best / 2):
+            beside.append(bench.http())
+    print(
+        f"{date.today()}, {platform.processor() or platform.machine()}, {os.cpu_count()} CPUs, load average "
+        f"{before:.1f} before and {os.getloadavg()[0]:.1f} after, Python {platform.python_version()}, medians of "
+        f"{given.rounds} rounds of {given.seconds:g} s\n"
+    )
+    print("| callers | calls/s (lowest to highest) | p50 ms | p99 ms "
+          "| CPU us per call: gateway | front | host | client |\n|---|---|---|---|---|---|---|---|")  # fmt: skip
+    for clients, found in samples.items():
+        rates = sorted(s.rate for s in found)
+        costs = " | ".join(f"{median(column):.0f}" for column in zip(*(s.costs for s in found), strict=True))
+        print(f"| {clients} | {median(rates):,.0f} ({rates[0]:,.0f} to {rates[-1]:,.0f}) "
+              f"| {median(s.p50 for s in found):.3f} | {median(s.p99 for s in found):.3f} | {costs} |")  # fmt: skip
+    print(f"\n| HTTP at {HTTP_RATE:g}/s | p50 ms | p99 ms |\n|---|---|---|")
+    for name, pairs in (("alone", alone), (f"while gRPC runs at {best / 2:,.0f}/s", beside)):
+        print(f"| {name} | {median(p[0] for p in pairs):.3f} | {median(p[1] for p in pairs):.3f} |")
+
+
+if __name__ == "__main__":
+    main()
