@@ -20,8 +20,9 @@ from trtmodel_worker.front.windows import Counters
 if TYPE_CHECKING:
     from trtmodel_worker.front.batching import Waiting
     from trtmodel_worker.front.engine import Engine
+    from trtmodel_worker.front.hedging import Hedges
     from trtmodel_worker.front.lanes import LanePort
-    from trtmodel_worker.front.scheduler import Scheduler
+    from trtmodel_worker.front.outcomes import Outcomes
 
 Shape = tuple[int, ...]
 Outputs = list[tuple[Shape, memoryview]]
@@ -92,14 +93,22 @@ class Batch:
     told, whatever comes of attempts that still run."""
 
     __slots__ = (
-        "answered", "attempts", "bucket", "calls", "hedged", "input_slot", "owner", "padded", "places", "rows",
-        "shapes", "suspect",
+        "answered", "attempts", "bucket", "calls", "hedged", "hedges", "input_slot", "owner", "padded", "places",
+        "rows", "shapes", "suspect",
     )  # fmt: skip
 
     def __init__(
-        self, owner: Scheduler, calls: Sequence[Call], shapes: Sequence[Shape], rows: int, padded: int, bucket: str
+        self,
+        owner: Outcomes,
+        hedges: Hedges,
+        calls: Sequence[Call],
+        shapes: Sequence[Shape],
+        rows: int,
+        padded: int,
+        bucket: str,
     ) -> None:
         self.owner = owner
+        self.hedges = hedges
         self.calls = calls
         self.shapes = shapes
         self.rows = rows

@@ -16,7 +16,6 @@ import asyncio
 import itertools
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -24,12 +23,15 @@ from typing import TYPE_CHECKING
 from trtmodel_contract.manifest import TensorSpec
 
 from trtmodel_worker.front import ladder
-from trtmodel_worker.front.assembly import OutputCheck, fill, parts
+from trtmodel_worker.front.assembly import OutputCheck, fill
 from trtmodel_worker.front.batching import Buckets, Waiting
-from trtmodel_worker.front.calls import Attempt, Batch, Call, Failed, Outputs
+from trtmodel_worker.front.calls import Attempt, Batch, Call, Failed
+from trtmodel_worker.front.hedging import Hedges
 from trtmodel_worker.front.lanes import Host, LanePort, Lanes
+from trtmodel_worker.front.outcomes import CLASS_NAMES, Outcomes
 from trtmodel_worker.front.regions import NONE, SharedArena
 from trtmodel_worker.front.stats import RevisionStats
+from trtmodel_worker.front.suspects import Suspects
 from trtmodel_worker.front.windows import Counters
 from trtmodel_worker.host.wire import (
     MAX_MESSAGE_BYTES,
@@ -47,19 +49,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 _generations = itertools.count(1)  # of all engines: regions are shared between them
 
-_CLASS_NAMES = {
-    FailureClass.INVALID_INPUT: "InvalidInput",
-    FailureClass.RECOVERABLE: "Recoverable",
-    FailureClass.OUT_OF_MEMORY: "OutOfMemory",
-    FailureClass.OUTPUT_TOO_LARGE: "OutputTooLarge",
-    FailureClass.INTERNAL: "Internal",
-    FailureClass.WRONG_OUTPUT: "WrongOutput",
-}
 HOST_DEATH = "HostDeath"
 DOWN = "Down"
-_LOG_SECONDS = 1.0
-_LANES_PER_HEDGE = 4  # one hedge at a time for so many lanes, at least one: a slow engine must not get double load
-_LEAST_LOOK_SECONDS = 0.002
+_SHORT_QUEUE = 16  # nobody is refused for the length of such a one
 _BROKEN = (FailureClass.RECOVERABLE, FailureClass.INTERNAL)  # what a host in order does not say again and again
 
 
@@ -104,14 +96,15 @@ class Scheduler:
         self._rules = rules
         self._lanes = Lanes(overdue)
         self._waiting = Waiting()
-        self._suspects: deque[Call] = deque()
-        self._suspect_runs = False
-        self._hedges = 0
-        self._logged = 0.0
+        self._suspects = Suspects()
+        self._hedges = Hedges(self._lanes, overdue, stats, self.readable, self._run_again)
+        self._outcomes = Outcomes(
+            engine, stats, overdue, self._suspects, rules.attempts, rules.budget, rules.refused, self._again,
+            self._unbatch,
+        )  # fmt: skip
         self._loop = asyncio.get_running_loop()
         self._pump_due = False
         self._delay_timer: asyncio.TimerHandle | None = None
-        self._hedge_timer: asyncio.TimerHandle | None = None
 
     # -- what is seen from outside
 
@@ -150,6 +143,10 @@ class Scheduler:
             self._stats.refused += 1
             call.fail(Failed(503, f"{rules.queue_limit} requests wait for a lane already: try again later"))
             return
+        if len(self._waiting) > _SHORT_QUEUE and call.since + self._expected_wait() > call.deadline:
+            self._stats.refused += 1
+            call.fail(Failed(503, "so many requests wait that this one would not be answered in time: try again later"))
+            return
         if self._lanes.free:
             self._stats.lane_hits += 1
         else:
@@ -163,14 +160,11 @@ class Scheduler:
         """Requests of another engine that cannot answer them."""
         for call in calls:
             self._group(call)
-        self._waiting.push_front(calls)
-        self._pump_later()
+        self._again(calls)
 
     def fail_waiting(self, message: str) -> None:
         """No lane will come: whoever waits learns it now."""
-        waiting = [*self._suspects, *self._waiting.drain()]
-        self._suspects.clear()
-        for call in waiting:
+        for call in self._suspects.drain() + self._waiting.drain():
             call.fail(Failed(503, message))
 
     # -- hosts come and go
@@ -201,70 +195,19 @@ class Scheduler:
             self._counters().count_failed(HOST_DEATH)  # it died idle: the engine's fault all the same
         self._pump()
 
-    def bereaved(self, batch: Batch, guilty: bool) -> None:
-        """A host died that ran `batch`."""
-        if batch.suspect:
-            self._suspect_runs = False
-        for call in batch.calls:
-            call.deaths += 1
-        if batch.answered or batch.attempts:  # or a hedge still runs
-            return
-        batch.answered = True
-        limit = ladder.MAX_DEATHS if guilty else ladder.MAX_KILLS
-        again = []
-        for call in batch.calls:
-            if call.done:
-                continue
-            if call.deaths < limit:
-                again.append(call)
-                continue
-            if guilty:
-                self._rules.refused.add(call.digest(), time.monotonic())
-            call.fail(Failed(500, f"{call.deaths} engine hosts died while they ran this request"))
-        self._stats.replays += len(again)
-        if guilty:
-            self._suspects.extend(again)
-        else:
-            self._waiting.push_front(again)
-        self._pump_later()
-
     # -- time passes
 
     def tick(self, now: float) -> None:
         """Deadlines and hangs. Called several times a second."""
         for lane in self._lanes.all:
             if lane.attempt is not None:
-                self._expire(lane.attempt, now)
+                lane.attempt.batch.owner.expire(lane.attempt, now)
             if lane.busy and now - lane.since > self.hang_after and not lane.dying:
                 lane.host.kill(f"a run took longer than {self.hang_after:.1f} s")
-        late = self._waiting.expired(now)
-        late += [call for call in self._suspects if call.deadline <= now and not call.done]
-        for call in late:
+        for call in self._waiting.expired(now) + self._suspects.expired(now):
             self._stats.timeouts += 1
             call.fail(Failed(503, "no lane became free within the request's time limit: try again later"))
         self._pump()
-
-    def _look_for_overdue(self) -> None:
-        """Run what is overdue on another host too. Comes again while something runs."""
-        now = time.monotonic()
-        soonest = 0.0
-        for lane in self._lanes.all:
-            attempt = lane.attempt
-            if attempt is None or attempt.batch.hedged or attempt.batch.owner is not self:
-                continue
-            batch = attempt.batch
-            due = attempt.started + self.overdue.after(batch.bucket)
-            if due > now:
-                soonest = min(soonest or due, due)
-            elif batch.wanted and not batch.suspect and self._hedges < max(1, self.lanes // _LANES_PER_HEDGE):
-                self.readable(lane)  # after a stall of the loop, answers are there that nobody has read
-                if lane.attempt is attempt and self._hedge(batch, lane.host):
-                    self._hedges += 1
-                    self._stats.hedges += 1
-                else:
-                    soonest = now
-        wait = max(_LEAST_LOOK_SECONDS, soonest - now)
-        self._hedge_timer = self._loop.call_later(wait, self._look_for_overdue) if soonest else None
 
     def probe(self) -> None:
         """One idle lane of each host proves itself again, if nothing waits and another lane is free meanwhile."""
@@ -319,29 +262,15 @@ class Scheduler:
         if self.waiting and not self._pump_due:
             self._pump_later()
 
-    def completed(self, attempt: Attempt, answer: Answer, outputs: Outputs, engine: Engine) -> None:
-        """An attempt on a batch of this scheduler has ended; `engine` ran it."""
-        batch, seconds = attempt.batch, answer.nanoseconds / 1e9
-        if batch.suspect:
-            self._suspect_runs = False
-        if answer.failure is not None:
-            self._failed(attempt, answer.failure, answer.text)
-            return
-        if not attempt.abandoned:
-            attempt.counters.count_ok(batch.bucket, seconds, len(batch.calls))
-        if engine is self._engine:
-            self.overdue.observe(batch.bucket, seconds)
-        if not batch.answered:
-            batch.answered = True
-            self._stats.hedge_wins += attempt.is_hedge
-            for other in batch.attempts:
-                if other is not attempt:
-                    other.abandon()
-            self._deliver(batch, attempt, seconds, outputs, engine)
-        for _, view in outputs:
-            view.release()
-
     # -- inside
+
+    def _again(self, calls: Sequence[Call]) -> None:
+        """Requests that have waited before."""
+        self._waiting.push_front(calls)
+        self._pump_later()
+
+    def _unbatch(self) -> None:
+        self.batchable = False
 
     def _group(self, call: Call) -> None:
         """Which others it can run with."""
@@ -352,35 +281,9 @@ class Scheduler:
         call.rows = shapes[0][0]
         call.key = (shapes[0][1:],) if len(shapes) == 1 else tuple(shape[1:] for shape in shapes)
 
-    def _failed(self, attempt: Attempt, failure: FailureClass, text: str) -> None:
-        batch, name = attempt.batch, _CLASS_NAMES[failure]
-        if failure is not FailureClass.INVALID_INPUT:
-            if not attempt.abandoned:
-                attempt.counters.count_failed(name, len(batch.calls))
-            self._stats.count_failure(name)
-            if time.monotonic() - self._logged > _LOG_SECONDS:  # a broken engine would fill the log
-                self._logged = time.monotonic()
-                log.warning("an attempt failed, %s: %s", name, text)
-        if batch.answered or len(batch.attempts) > 1:  # or another attempt on it still runs
-            return
-        batch.answered = True
-        calls = [call for call in batch.calls if not call.done]
-        tries = 1 + max((call.tries for call in calls), default=0)
-        step, costs = ladder.after_failure(failure, len(calls), tries, self._rules.attempts)
-        if step is ladder.Next.FAIL or (costs and not self._rules.budget.take(len(calls))):
-            invalid = failure is FailureClass.INVALID_INPUT
-            for call in calls:
-                call.fail(Failed(400, text) if invalid else Failed(500, f"the engine failed ({name}): {text}"))
-            return
-        for call in calls:
-            call.tries += costs
-            call.alone = call.alone or step is ladder.Next.ALONE
-        if costs:
-            self._stats.retries += len(calls)
-        if step is ladder.Next.ALONE and len(calls) > 1:
-            self._stats.splits += 1
-        self._waiting.push_front(calls)
-        self._pump_later()
+    def _expected_wait(self) -> float:
+        """Seconds until a request that comes now is answered, by how fast the last ones were."""
+        return self._outcomes.pace * len(self._waiting) / max(1, self.lanes)
 
     def _judge(self, host: Host, batch: Batch, answer: Answer) -> None:
         """A host on which one request after the other fails is replaced. The same request again proves nothing."""
@@ -390,17 +293,6 @@ class Scheduler:
             host.failures += 1
             if host.failures >= ladder.MAX_FAILURES_IN_A_ROW:
                 host.kill(f"{host.failures} requests in a row failed on it, the last one so: {answer.text}")
-
-    def _expire(self, attempt: Attempt, now: float) -> None:
-        waited = False
-        for call in attempt.batch.calls:
-            if not call.done and call.deadline <= now:
-                if not attempt.abandoned:
-                    attempt.counters.abandoned += 1
-                self._stats.timeouts += 1
-                call.fail(Failed(503, "the engine did not answer within the request's time limit"))
-            waited = waited or not call.done
-        attempt.abandoned = attempt.abandoned or not waited
 
     def _pump_later(self) -> None:
         """Dispatch when everything that this turn of the loop has read is here: it goes out as one batch."""
@@ -413,7 +305,7 @@ class Scheduler:
         self._pump()
 
     def _pump(self) -> None:
-        if self._suspects:
+        if len(self._suspects):
             self._pump_suspects()
         if not len(self._waiting):
             return
@@ -447,21 +339,17 @@ class Scheduler:
         return True
 
     def _pump_suspects(self) -> None:
-        """One at a time, and only where another host lives on if it dies: one request cannot end them all."""
-        while self._suspects and not self._suspect_runs:
-            call = self._suspects[0]
-            if call.done:
-                self._suspects.popleft()
-                continue
-            place, other, hosts = self, self.elsewhere(), self.hosts
-            if other is not None and hosts < 2:
-                place = other if hosts + other.hosts >= 2 else self
-            if place is self and hosts < 2 and (other is not None or self.hosts_wanted > 1):
-                return
-            if not place._lanes.free or not self._dispatch(place, [call], suspect=True):
-                return
-            self._suspects.popleft()
-            self._suspect_runs = True
+        """Only where another host lives on if this one dies: one request cannot end them all."""
+        call = self._suspects.next()
+        if call is None:
+            return
+        place, other, hosts = self, self.elsewhere(), self.hosts
+        if other is not None and hosts < 2:
+            place = other if hosts + other.hosts >= 2 else self
+        if place is self and hosts < 2 and (other is not None or self.hosts_wanted > 1):
+            return
+        if place._lanes.free and self._dispatch(place, [call], suspect=True):
+            self._suspects.sent()
 
     def _dispatch(self, place: Scheduler, calls: Sequence[Call], *, suspect: bool = False) -> bool:
         """Give a batch of `calls` to a free lane of `place`. False if a region is missing, or the lane is dead."""
@@ -485,12 +373,12 @@ class Scheduler:
         shapes = calls[0].shapes
         if not self.batchable:
             rows = shapes[0][0] if self._engine.admission.batched else 1
-            return Batch(self, calls, shapes, rows, rows, self.buckets.name(rows))
+            return Batch(self._outcomes, self._hedges, calls, shapes, rows, rows, self.buckets.name(rows))
         rows = calls[0].rows if len(calls) == 1 else sum(call.rows for call in calls)
         padded = self.buckets.pad(rows)
         if padded != calls[0].rows:
             shapes = [(padded, *shape[1:]) for shape in shapes]
-        return Batch(self, calls, shapes, rows, padded, self.buckets.name(padded))
+        return Batch(self._outcomes, self._hedges, calls, shapes, rows, padded, self.buckets.name(padded))
 
     def _run(self, batch: Batch, lane: LanePort) -> bool:
         """One more attempt on a batch whose rows lie in its input region."""
@@ -506,21 +394,17 @@ class Scheduler:
             return False
         lane.attempt = attempt
         batch.attempts.append(attempt)
-        owner = batch.owner
-        if owner._hedge_timer is None:
-            owner._hedge_timer = self._loop.call_later(owner.overdue.after(batch.bucket), owner._look_for_overdue)
+        batch.hedges.watch(batch)
         return True
 
-    def _hedge(self, batch: Batch, host: Host) -> bool:
-        lane = self._lanes.next(host)
-        if lane is not None:
-            batch.hedged = self._run(batch, lane)
-            return batch.hedged
+    def _run_again(self, batch: Batch, lane: LanePort) -> bool:
+        """A hedge, on another host than that of `lane`."""
+        free = self._lanes.next(lane.host)
+        if free is not None:
+            return self._run(batch, free)
         other = self.elsewhere() if self._engine.hedges_elsewhere else None
-        lane = other._lanes.next() if other is not None else None
-        if other is not None and lane is not None:
-            batch.hedged = other._run(batch, lane)
-        return batch.hedged
+        free = other._lanes.next() if other is not None else None
+        return other is not None and free is not None and other._run(batch, free)
 
     def _said_unasked(self, lane: LanePort, answer: Answer) -> None:
         """The end of a probe, or of a lane's rest. Raises MessageError."""
@@ -528,7 +412,7 @@ class Scheduler:
             lane.probing = 0
             if answer.failure is not None:
                 self._stats.probe_failures += 1
-                self._counters().count_failed(_CLASS_NAMES[answer.failure])
+                self._counters().count_failed(CLASS_NAMES[answer.failure])
                 lane.host.kill(f"its periodic probe failed: {answer.text}")
                 return
         elif lane.resting and answer.generation == 0 and answer.failure is None:
@@ -547,31 +431,4 @@ class Scheduler:
         if not batch.attempts:
             self._arena.give_input(batch.input_slot)
             if batch.hedged:
-                batch.owner._hedges -= 1
-
-    def _deliver(self, batch: Batch, attempt: Attempt, seconds: float, outputs: Outputs, engine: Engine) -> None:
-        now, calls = time.monotonic(), batch.calls
-        if len(calls) == 1 and batch.padded == batch.rows:
-            self._stats.observe(attempt.started - calls[0].since, seconds, now - calls[0].since)
-            if not calls[0].done:
-                calls[0].done = True
-                calls[0].on_answer(outputs, engine)
-            return
-        if any(shape[:1] != (batch.padded,) for shape, _ in outputs):
-            self._unbatch(calls)
-            return
-        for call, part in parts(batch, outputs):
-            self._stats.observe(attempt.started - call.since, seconds, now - call.since)
-            if not call.done:
-                call.done = True
-                call.on_answer(part, engine)
-
-    def _unbatch(self, calls: Sequence[Call]) -> None:
-        """The number of an output's rows is not the batch's: it depends on the data, so nobody's rows can be told."""
-        log.error("an output does not have the batch's rows: this engine runs requests one by one from now on")
-        self.batchable = False
-        again = [call for call in calls if not call.done]
-        for call in again:
-            call.alone = True
-        self._waiting.push_front(again)
-        self._pump_later()
+                batch.hedges.ended()

@@ -1,0 +1,73 @@
+"""Batches that run too long are also run on another host; the first answer counts.
+
+One timer looks, and only while something runs: one for every batch would cost more than the batches of a fast model.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from trtmodel_worker.front.calls import Batch
+from trtmodel_worker.front.ladder import Overdue
+from trtmodel_worker.front.lanes import LanePort, Lanes
+from trtmodel_worker.front.stats import RevisionStats
+
+_LANES_PER_HEDGE = 4  # one hedge at a time for so many lanes, at least one: a slow engine must not get double load
+_LEAST_LOOK_SECONDS = 0.002
+
+
+class Hedges:
+    """`drain` reads what a lane has said already: after a stall of the loop, answers are there that nobody has read.
+    `start` runs a batch once more, on another host than its lane's; False if there is none now."""
+
+    def __init__(
+        self,
+        lanes: Lanes,
+        overdue: Overdue,
+        stats: RevisionStats,
+        drain: Callable[[LanePort], None],
+        start: Callable[[Batch, LanePort], bool],
+    ) -> None:
+        self._lanes = lanes
+        self._overdue = overdue
+        self._stats = stats
+        self._drain = drain
+        self._start = start
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._running = 0
+
+    def watch(self, batch: Batch) -> None:
+        """`batch` has just been sent to a lane."""
+        if self._timer is None:
+            self._timer = self._loop.call_later(self._overdue.after(batch.bucket), self._look)
+
+    def ended(self) -> None:
+        """Nothing runs any more of a batch that was hedged."""
+        self._running -= 1
+
+    def _look(self) -> None:
+        """Comes again while something runs that may become overdue."""
+        now, soonest = time.monotonic(), 0.0
+        for lane in self._lanes.all:
+            attempt = lane.attempt
+            if attempt is None or attempt.batch.hedged or attempt.batch.hedges is not self:
+                continue
+            batch = attempt.batch
+            due = attempt.started + self._overdue.after(batch.bucket)
+            if due > now:
+                soonest = min(soonest or due, due)
+            elif batch.wanted and not batch.suspect and self._running < max(1, self._lanes.living // _LANES_PER_HEDGE):
+                self._drain(lane)
+                if lane.attempt is attempt and self._start(batch, lane):
+                    batch.hedged = True
+                    self._running += 1
+                    self._stats.hedges += 1
+                else:
+                    soonest = now
+            else:
+                soonest = now
+        wait = max(_LEAST_LOOK_SECONDS, soonest - now)
+        self._timer = self._loop.call_later(wait, self._look) if soonest else None

@@ -1,0 +1,177 @@
+"""What comes of a batch: an answer for each of its requests, another try, or a failure.
+
+A batch is over when one of its attempts has answered, or when the last one has failed or died.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from trtmodel_worker.front import ladder
+from trtmodel_worker.front.assembly import parts
+from trtmodel_worker.front.calls import Attempt, Batch, Call, Failed, Outputs
+from trtmodel_worker.front.stats import RevisionStats
+from trtmodel_worker.front.suspects import Suspects
+from trtmodel_worker.host.wire import Answer, FailureClass
+
+if TYPE_CHECKING:
+    from trtmodel_worker.front.engine import Engine
+
+log = logging.getLogger(__name__)
+CLASS_NAMES = {
+    FailureClass.INVALID_INPUT: "InvalidInput",
+    FailureClass.RECOVERABLE: "Recoverable",
+    FailureClass.OUT_OF_MEMORY: "OutOfMemory",
+    FailureClass.OUTPUT_TOO_LARGE: "OutputTooLarge",
+    FailureClass.INTERNAL: "Internal",
+    FailureClass.WRONG_OUTPUT: "WrongOutput",
+}
+_LOG_SECONDS = 1.0
+_NEWEST = 0.05  # weight of the newest batch in the mean
+
+
+class Outcomes:
+    """Of one engine's batches, wherever they ran. `again` puts requests at the head of the queue, `unbatch` makes the
+    engine run requests one by one from now on. `pace`: seconds of a lane for a request, of late."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        stats: RevisionStats,
+        overdue: ladder.Overdue,
+        suspects: Suspects,
+        attempts: int,
+        budget: ladder.RetryBudget,
+        refused: ladder.Refused,
+        again: Callable[[Sequence[Call]], None],
+        unbatch: Callable[[], None],
+    ) -> None:
+        self.pace = 0.0
+        self._engine = engine
+        self._stats = stats
+        self._overdue = overdue
+        self._suspects = suspects
+        self._attempts = attempts
+        self._budget = budget
+        self._refused = refused
+        self._again = again
+        self._unbatch = unbatch
+        self._logged = 0.0
+
+    def completed(self, attempt: Attempt, answer: Answer, outputs: Outputs, engine: Engine) -> None:
+        """An attempt on a batch of this scheduler has ended; `engine` ran it."""
+        batch, seconds = attempt.batch, answer.nanoseconds / 1e9
+        if batch.suspect:
+            self._suspects.running = False
+        if answer.failure is not None:
+            self._failed(attempt, answer.failure, answer.text)
+            return
+        if not attempt.abandoned:
+            attempt.counters.count_ok(batch.bucket, seconds, len(batch.calls))
+        if engine is self._engine:
+            self._overdue.observe(batch.bucket, seconds)
+            lane_seconds = (time.monotonic() - attempt.started) / len(batch.calls)
+            self.pace += _NEWEST * (lane_seconds - self.pace)
+        if not batch.answered:
+            batch.answered = True
+            self._stats.hedge_wins += attempt.is_hedge
+            for other in batch.attempts:
+                if other is not attempt:
+                    other.abandon()
+            self._deliver(batch, attempt, seconds, outputs, engine)
+        for _, view in outputs:
+            view.release()
+
+    def bereaved(self, batch: Batch, guilty: bool) -> None:
+        """A host died that ran `batch`."""
+        if batch.suspect:
+            self._suspects.running = False
+        for call in batch.calls:
+            call.deaths += 1
+        if batch.answered or batch.attempts:  # or a hedge still runs
+            return
+        batch.answered = True
+        limit = ladder.MAX_DEATHS if guilty else ladder.MAX_KILLS
+        again = []
+        for call in batch.calls:
+            if call.done:
+                continue
+            if call.deaths < limit:
+                again.append(call)
+                continue
+            if guilty:
+                self._refused.add(call.digest(), time.monotonic())
+            call.fail(Failed(500, f"{call.deaths} engine hosts died while they ran this request"))
+        self._stats.replays += len(again)
+        if guilty:
+            self._suspects.extend(again)
+        self._again([] if guilty else again)
+
+    def expire(self, attempt: Attempt, now: float) -> None:
+        waited = False
+        for call in attempt.batch.calls:
+            if not call.done and call.deadline <= now:
+                if not attempt.abandoned:
+                    attempt.counters.abandoned += 1
+                self._stats.timeouts += 1
+                call.fail(Failed(503, "the engine did not answer within the request's time limit"))
+            waited = waited or not call.done
+        attempt.abandoned = attempt.abandoned or not waited
+
+    def _failed(self, attempt: Attempt, failure: FailureClass, text: str) -> None:
+        batch, name = attempt.batch, CLASS_NAMES[failure]
+        if failure is not FailureClass.INVALID_INPUT:
+            if not attempt.abandoned:
+                attempt.counters.count_failed(name, len(batch.calls))
+            self._stats.count_failure(name)
+            if time.monotonic() - self._logged > _LOG_SECONDS:  # a broken engine would fill the log
+                self._logged = time.monotonic()
+                log.warning("an attempt failed, %s: %s", name, text)
+        if batch.answered or len(batch.attempts) > 1:  # or another attempt on it still runs
+            return
+        batch.answered = True
+        calls = [call for call in batch.calls if not call.done]
+        tries = 1 + max((call.tries for call in calls), default=0)
+        step, costs = ladder.after_failure(failure, len(calls), tries, self._attempts)
+        if step is ladder.Next.FAIL or (costs and not self._budget.take(len(calls))):
+            invalid = failure is FailureClass.INVALID_INPUT
+            for call in calls:
+                call.fail(Failed(400, text) if invalid else Failed(500, f"the engine failed ({name}): {text}"))
+            return
+        for call in calls:
+            call.tries += costs
+            call.alone = call.alone or step is ladder.Next.ALONE
+        if costs:
+            self._stats.retries += len(calls)
+        if step is ladder.Next.ALONE and len(calls) > 1:
+            self._stats.splits += 1
+        self._again(calls)
+
+    def _deliver(self, batch: Batch, attempt: Attempt, seconds: float, outputs: Outputs, engine: Engine) -> None:
+        now, calls = time.monotonic(), batch.calls
+        if len(calls) == 1 and batch.padded == batch.rows:
+            self._stats.observe(attempt.started - calls[0].since, seconds, now - calls[0].since)
+            if not calls[0].done:
+                calls[0].done = True
+                calls[0].on_answer(outputs, engine)
+            return
+        if any(shape[:1] != (batch.padded,) for shape, _ in outputs):
+            self._rows_unknown(calls)
+            return
+        for call, part in parts(batch, outputs):
+            self._stats.observe(attempt.started - call.since, seconds, now - call.since)
+            if not call.done:
+                call.done = True
+                call.on_answer(part, engine)
+
+    def _rows_unknown(self, calls: Sequence[Call]) -> None:
+        """The number of an output's rows is not the batch's: it depends on the data, so nobody's rows can be told."""
+        log.error("an output does not have the batch's rows: this engine runs requests one by one from now on")
+        self._unbatch()
+        again = [call for call in calls if not call.done]
+        for call in again:
+            call.alone = True
+        self._again(again)
