@@ -48,7 +48,9 @@ async def serve(settings: Settings) -> int:
     """Run the worker. Returns when it was told to end and has answered everything."""
     worker = Worker(settings)
     limits = Limits(settings.body_bytes, settings.json_bytes, settings.request_seconds)
-    endpoints = Endpoints(settings.model, settings.runtime, worker.router, limits, worker.is_ready)
+    endpoints = Endpoints(
+        settings.model, settings.runtime, worker.router, limits, worker.is_ready, settings.shared_memory_prefix
+    )
     server = HttpServer(endpoints, settings.staging_bytes, _most_connections())
     control = HttpServer(ControlEndpoints(worker), 64 * MIB, _MOST_INNER_CONNECTIONS)
     metrics = HttpServer(MetricsEndpoints(worker, endpoints, server), MIB, _MOST_INNER_CONNECTIONS)

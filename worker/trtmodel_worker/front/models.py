@@ -6,13 +6,16 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 from trtmodel_contract.identity import Profile
 from trtmodel_contract.manifest import Manifest, TensorSpec
 
 from trtmodel_worker.engines.base import DTYPES
+from trtmodel_worker.front.jsoncodec import BadJson, check_elements, short, values_to_bytes
 
 Shape = tuple[int, ...]
+BYTES = "BYTES"
+MAX_BYTES_TENSOR = 1 << 20
+"""Bytes of one BYTES input in its binary form: its size does not follow from its shape."""
 _BINARY_ONLY = ("FP16",)
 
 
@@ -29,8 +32,7 @@ class InputRule:
         self.index = index
         self.name = spec.name
         self.datatype = spec.datatype
-        self.dtype = DTYPES[spec.datatype]
-        self.itemsize = self.dtype.itemsize
+        self.itemsize = 0 if spec.datatype == BYTES else DTYPES[spec.datatype].itemsize
         self.rank = len(spec.shape)
         ranges = [p.inputs[spec.name] for p in profiles if spec.name in p.inputs]
         self.bounds: list[tuple[int, int]] = []
@@ -54,40 +56,40 @@ class InputRule:
         """Allowed shapes: ``[1..32, 2048]``."""
         return "[" + ", ".join(str(low) if low == high else f"{low}..{high}" for low, high in self.bounds) + "]"
 
-    def from_json(self, shape: Shape, data: Any) -> memoryview:
-        """Bytes of a JSON array, flat or nested as the shape. Raises Invalid."""
+    def from_json(self, shape: Shape, data: Any, booleans: bool = True) -> memoryview:
+        """Bytes of a JSON array, flat or nested as the shape. `booleans`: there may be some in the data. Raises
+        Invalid."""
         if self.datatype in _BINARY_ONLY:
             raise Invalid(
                 f"input {self.name!r} is {self.datatype}, which JSON cannot carry: send it as binary data "
                 "(parameters.binary_data_size and the header Inference-Header-Content-Length)"
             )
-        if type(data) is not list:
-            raise Invalid(f"input {self.name!r}: data must be an array, not {short(data)}")
         try:
-            found = np.array(data)
-            if self.dtype.kind == "u" and found.dtype.kind in "fO":
-                found = _exact(np.array(data, dtype=object), found)
-        except (ValueError, OverflowError, TypeError, RecursionError) as e:
-            raise Invalid(f"input {self.name!r}: data is ragged or holds something else than numbers") from e
-        self._check_elements(shape, found)
-        with np.errstate(all="ignore"):
-            array = found.astype(self.dtype)
-        if self.dtype.kind == "f" and not np.isfinite(array).all():
-            raise Invalid(f"input {self.name!r}: data holds a value outside the range of {self.datatype}")
-        if self.dtype.kind in "iu" and found.size and not _holds(self.dtype, found):
-            raise Invalid(f"input {self.name!r}: data holds a value outside the range of {self.datatype}")
-        return memoryview(np.ascontiguousarray(array).data).cast("B")
+            found = values_to_bytes(self.datatype, shape, data, booleans)
+        except BadJson as e:
+            raise Invalid(f"input {self.name!r} {e}") from e
+        if self.datatype == BYTES:
+            self.check_size(shape, len(found))
+        return found
 
-    def _check_elements(self, shape: Shape, found: np.ndarray[Any, Any]) -> None:
-        kinds = {"b": "b", "f": "iuf"}.get(self.dtype.kind, "iu")
-        if found.size and found.dtype.kind not in kinds:
-            what = {"b": "true and false", "f": "numbers"}.get(self.dtype.kind, "whole numbers")
-            raise Invalid(f"input {self.name!r} is {self.datatype}: its data must be {what} of its range only")
-        if found.ndim != 1 and found.shape != shape:
-            raise Invalid(f"input {self.name!r} has shape {list(shape)}, its data is nested as {list(found.shape)}")
-        if found.size != math.prod(shape):
-            raise Invalid(f"input {self.name!r} has shape {list(shape)}, which is {math.prod(shape)} values, "
-                          f"but its data has {found.size}")  # fmt: skip
+    def check_size(self, shape: Shape, size: int) -> None:
+        """May the tensor's bytes be so many? Raises Invalid."""
+        if self.datatype == BYTES:
+            if size > MAX_BYTES_TENSOR:
+                raise Invalid(f"input {self.name!r} is {size:,} bytes: one of BYTES may have {MAX_BYTES_TENSOR:,}")
+            return
+        needed = self.itemsize * math.prod(shape)
+        if size != needed:
+            raise Invalid(f"input {self.name!r} of shape {list(shape)} and datatype {self.datatype} is {needed} bytes, "
+                          f"binary_data_size or shared_memory_byte_size says {size}")  # fmt: skip
+
+    def check_content(self, shape: Shape, view: memoryview) -> None:
+        """Of binary data whose size was checked. Raises Invalid."""
+        if self.datatype == BYTES:
+            try:
+                check_elements(view, math.prod(shape))
+            except BadJson as e:
+                raise Invalid(f"input {self.name!r}: its binary data {e}") from e
 
 
 class Admission:
@@ -127,21 +129,3 @@ class Admission:
 def binary_only(datatype: str) -> bool:
     """JSON has no form for it."""
     return datatype in _BINARY_ONLY
-
-
-def _exact(objects: np.ndarray[Any, Any], found: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Whole numbers beside one above 2**63 - 1 became floats: take them as they are. `found` if they do not fit."""
-    if all(type(v) is int and 0 <= v < 1 << 64 for v in objects.flat):
-        return objects.astype(np.uint64)
-    return found
-
-
-def _holds(dtype: np.dtype[Any], found: np.ndarray[Any, Any]) -> bool:
-    limits = np.iinfo(dtype)
-    return int(found.min()) >= limits.min and int(found.max()) <= limits.max
-
-
-def short(value: Any) -> str:
-    """A value of a request, for a message."""
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."

@@ -4,25 +4,34 @@
     {"inputs":[{"name":"x","datatype":"FP32","shape":[1,4],"parameters":{"binary_data_size":16}}]}<16 bytes>
 
 Choices where the protocol leaves one: numbers are never converted between kinds (1.0 is no INT64, 1 no BOOL); FP16 has
-no JSON form, so such outputs are always binary; a value that JSON does not have (NaN, infinity) is an error, never a
-missing element; `parameters.timeout` is in microseconds and can only shorten the model's limit; parameters that are not
-known are ignored.
+no JSON form, so such outputs are always binary; a value that JSON does not have (NaN, infinity, bytes that are no text)
+is an error, never a missing element; `parameters.timeout` is in microseconds and can only shorten the model's limit;
+parameters that are not known are ignored.
 """
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import orjson
 from trtmodel_contract.manifest import TensorSpec
 
 from trtmodel_worker.engines.base import DTYPES
 from trtmodel_worker.front.calls import Failed, Outputs
-from trtmodel_worker.front.models import Admission, InputRule, Invalid, Shape, binary_only, short
+from trtmodel_worker.front.jsoncodec import (
+    BadJson,
+    may_hold_booleans,
+    numbers_to_json,
+    parse_object,
+    short,
+    strings_to_json,
+)
+from trtmodel_worker.front.models import BYTES, Admission, InputRule, Invalid, Shape, binary_only
 from trtmodel_worker.front.request import JSON_HEAD
+from trtmodel_worker.front.sharedmemory import MemoryRef, Regions, memory_ref
 
 HEADER_LENGTH = b"inference-header-content-length"
 _CACHED_PLANS = 64
@@ -31,32 +40,49 @@ _BINARY_HEAD = b"content-type: application/octet-stream\r\ninference-header-cont
 
 
 class Plan:
-    """What a request's JSON part says. `tail` has, for each input that comes as binary data, its index and size in
-    the order of the request; the others are in `given`."""
+    """What a request's JSON part says. `places` has, for each input in the model's order, where its bytes are: in the
+    binary data (from, to), in a shared memory region, or here. `given`: some are here, so it is no plan for another
+    request. `outputs`: index, whether as binary data, and the region that it goes to."""
 
-    __slots__ = ("given", "id", "outputs", "shapes", "tail", "tail_bytes", "timeout")
+    __slots__ = (
+        "answer", "checked", "fixed", "given", "id", "outputs", "places", "shapes", "simple", "tail_bytes", "timeout",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.id: str | None = None
         self.timeout: float | None = None
         self.shapes: list[Shape] = []
-        self.given: dict[int, memoryview] = {}
-        self.tail: list[tuple[int, int]] = []
+        self.places: list[tuple[int, int] | MemoryRef | memoryview] = []
         self.tail_bytes = 0
-        self.outputs: list[tuple[int, bool]] = []
+        self.given = False
+        self.simple: list[tuple[int, int]] | None = None  # `places`, if all of them are in the binary data
+        self.checked: list[InputRule] = []  # inputs whose content is looked at, too
+        self.outputs: list[tuple[int, bool, MemoryRef | None]] = []
+        self.fixed = False  # the answer's JSON part follows from the shapes
+        self.answer: tuple[Codec, list[Shape], bytes, bytes] | None = None
 
-    def bodies(self, tail: memoryview) -> list[memoryview]:
+    def bodies(self, tail: memoryview, regions: Regions) -> list[memoryview]:
         """Bytes of each input, in the model's order. Raises Invalid."""
         if len(tail) != self.tail_bytes:
             raise Invalid(
                 f"{len(tail)} bytes of binary data follow the JSON part, its binary_data_size add up to "
                 f"{self.tail_bytes}"
             )
-        at, found = 0, dict(self.given)
-        for index, size in self.tail:
-            found[index] = tail[at : at + size]
-            at += size
-        return [found[index] for index in range(len(self.shapes))]
+        if self.simple is not None:
+            return [tail[start:end] for start, end in self.simple]
+        found = []
+        for place in self.places:
+            if isinstance(place, tuple):
+                found.append(tail[place[0] : place[1]])
+            else:
+                found.append(place if isinstance(place, memoryview) else regions.read(place))
+        for rule in self.checked:
+            rule.check_content(self.shapes[rule.index], found[rule.index])
+        return found
+
+    def memory_bytes(self) -> int:
+        """Of the inputs that lie in shared memory."""
+        return sum(place.size for place in self.places if isinstance(place, MemoryRef))
 
 
 class Codec:
@@ -65,11 +91,12 @@ class Codec:
     def __init__(self, model: str, revision: str, admission: Admission) -> None:
         self._admission = admission
         self._plans: dict[bytes, Plan] = {}
-        self._prefix = f'{{"model_name":{json.dumps(model)},"model_version":{json.dumps(revision)},'
+        self._prefix = b'{"model_name":%b,"model_version":%b,' % (orjson.dumps(model), orjson.dumps(revision))
         self._outputs = [_OutputForm(spec) for spec in admission.outputs]
 
-    def parse(self, headers: Mapping[bytes, bytes], body: bytes) -> tuple[Plan, list[memoryview]]:
-        """Raises Invalid, with `request_id` where one could be read."""
+    def plan(self, headers: Mapping[bytes, bytes], body: bytes) -> tuple[Plan, memoryview]:
+        """What is asked, and the binary data that came with it. Raises Invalid, with `request_id` where one could be
+        read."""
         head, tail = _split(headers, body)
         plan = self._plans.get(head)
         if plan is None:
@@ -78,30 +105,38 @@ class Codec:
                 if len(self._plans) >= _CACHED_PLANS:
                     self._plans.clear()
                 self._plans[head] = plan
-        try:
-            return plan, plan.bodies(tail)
-        except Invalid as e:
-            e.request_id = plan.id
-            raise
+        return plan, tail
 
-    def answer(self, plan: Plan, outputs: Outputs) -> tuple[bytes, bytes]:
-        """(header lines, body). Raises Failed if the answer has no JSON form."""
+    def answer(self, plan: Plan, outputs: Outputs, regions: Regions) -> tuple[bytes, bytes]:
+        """(header lines, body), after what belongs into shared memory was written there. Raises Failed if an output
+        has no JSON form, or does not fit into its region."""
+        cached = plan.answer
+        if cached is not None and cached[0] is self and cached[1] == [shape for shape, _ in outputs]:
+            return cached[2], b"".join([cached[3], *[outputs[index][1] for index, _, _ in plan.outputs]])
         parts, blobs = [], []
-        for index, binary in plan.outputs:
+        for index, binary, region in plan.outputs:
             shape, view = outputs[index]
             form = self._outputs[index]
-            parts.append(form.binary(shape, len(view)) if binary else form.json(shape, view))
-            if binary:
+            if region is not None:
+                _write(regions, region, form.name, view)
+                parts.append(form.elsewhere(shape, region, len(view)))
+            elif binary:
+                parts.append(form.binary(shape, len(view)))
                 blobs.append(view)
-        identity = f'"id":{json.dumps(plan.id)},' if plan.id is not None else ""
-        text = f'{self._prefix}{identity}"outputs":[{",".join(parts)}]}}'.encode()
+            else:
+                parts.append(form.json(shape, view))
+        identity = b'"id":%b,' % orjson.dumps(plan.id) if plan.id is not None else b""
+        text = b'%b%b"outputs":[%b]}' % (self._prefix, identity, b",".join(parts))
         if not blobs:
             return JSON_HEAD, text
-        return _BINARY_HEAD % len(text), b"".join((text, *blobs))
+        head = _BINARY_HEAD % len(text)
+        if plan.fixed:
+            plan.answer = (self, [shape for shape, _ in outputs], head, text)
+        return head, b"".join((text, *blobs))
 
     def _plan(self, head: bytes) -> Plan:
         plan = Plan()
-        document = parse_json(head)
+        document = parse_request(head)
         request_id = document.get("id")
         if request_id is not None and not isinstance(request_id, str):
             raise Invalid("id must be a string")
@@ -109,18 +144,19 @@ class Codec:
         try:
             parameters = _object(document.get("parameters"), "parameters")
             plan.timeout = _timeout(parameters)
-            self._read_inputs(document.get("inputs"), plan)
+            self._read_inputs(document.get("inputs"), plan, head)
             self._read_outputs(document.get("outputs"), _flag(parameters, "binary_data_output"), plan)
         except Invalid as e:
             e.request_id = request_id
             raise
         return plan
 
-    def _read_inputs(self, inputs: Any, plan: Plan) -> None:
+    def _read_inputs(self, inputs: Any, plan: Plan, head: bytes) -> None:
         admission = self._admission
         if type(inputs) is not list or not inputs:
             raise Invalid(f"inputs must be an array of tensors: the model takes {_names(admission.by_name)}")
         shapes: dict[int, Shape] = {}
+        places: dict[int, tuple[int, int] | MemoryRef | memoryview] = {}
         for item in inputs:
             tensor = _object(item, "each of inputs")
             name = tensor.get("name")
@@ -130,92 +166,98 @@ class Codec:
             if rule.index in shapes:
                 raise Invalid(f"input {rule.name!r} is given twice")
             shapes[rule.index] = shape = rule.check(tensor.get("datatype"), tensor.get("shape"))
-            _read_data(rule, shape, tensor, plan)
+            place = _place(rule, shape, tensor, plan.tail_bytes)
+            if place is None:
+                plan.given = True
+                places[rule.index] = rule.from_json(shape, tensor["data"], may_hold_booleans(head))
+            else:
+                places[rule.index] = place
+            if isinstance(place, tuple):
+                plan.tail_bytes = place[1]
+            if rule.datatype == BYTES:
+                plan.checked.append(rule)
         missing = [rule.name for rule in admission.rules if rule.index not in shapes]
         if missing:
             raise Invalid(f"the request lacks {_names(missing)}")
         plan.shapes = [shapes[rule.index] for rule in admission.rules]
+        plan.places = [places[rule.index] for rule in admission.rules]
+        simple = [place for place in plan.places if isinstance(place, tuple)]
+        if len(simple) == len(plan.places) and not plan.checked:
+            plan.simple = simple
         admission.check_together(plan.shapes)
 
     def _read_outputs(self, wanted: Any, binary: bool, plan: Plan) -> None:
         index_of = self._admission.output_index
         if wanted is None:
-            plan.outputs = [(i, binary or form.always_binary) for i, form in enumerate(self._outputs)]
-            return
-        if type(wanted) is not list:
+            plan.outputs = [(i, binary or form.always_binary, None) for i, form in enumerate(self._outputs)]
+        elif type(wanted) is not list:
             raise Invalid("outputs must be an array of tensors")
-        for item in wanted:
-            tensor = _object(item, "each of outputs")
-            name = tensor.get("name")
-            index = index_of.get(name) if isinstance(name, str) else None
-            if index is None:
-                raise Invalid(f"the model has no output {short(name)}: it has {_names(index_of)}")
-            if any(index == i for i, _ in plan.outputs):
-                raise Invalid(f"output {name!r} is asked for twice")
-            parameters = _object(tensor.get("parameters"), f"parameters of output {name!r}")
-            if "classification" in parameters:
-                raise Invalid("the classification extension is not supported: ask for the output itself")
-            flag = _flag(parameters, "binary_data", binary)
-            plan.outputs.append((index, flag or self._outputs[index].always_binary))
-        if not plan.outputs:
-            raise Invalid(f"outputs is empty: leave it out for all of {_names(index_of)}")
+        else:
+            for item in wanted:
+                tensor = _object(item, "each of outputs")
+                name = tensor.get("name")
+                index = index_of.get(name) if isinstance(name, str) else None
+                if index is None:
+                    raise Invalid(f"the model has no output {short(name)}: it has {_names(index_of)}")
+                if any(index == i for i, _, _ in plan.outputs):
+                    raise Invalid(f"output {name!r} is asked for twice")
+                parameters = _object(tensor.get("parameters"), f"parameters of output {name!r}")
+                if parameters.get("classification"):
+                    raise Invalid("the classification extension is not supported: ask for the output itself")
+                flag = _flag(parameters, "binary_data", binary) or self._outputs[index].always_binary
+                plan.outputs.append((index, flag, _memory(parameters, f"output {name!r}")))
+            if not plan.outputs:
+                raise Invalid(f"outputs is empty: leave it out for all of {_names(index_of)}")
+        plan.fixed = all(flag and region is None and self._outputs[index].fixed for index, flag, region in plan.outputs)
 
 
 class _OutputForm:
     def __init__(self, spec: TensorSpec) -> None:
+        self.name = spec.name
         self.always_binary = binary_only(spec.datatype)
-        self._name = spec.name
-        self._dtype = DTYPES[spec.datatype]
-        self._template = (0, "")
-        self._prefix = f'{{"name":{json.dumps(spec.name)},"datatype":"{spec.datatype}","shape":['
+        self.fixed = spec.datatype != BYTES
+        self._dtype = DTYPES[spec.datatype] if self.fixed else None
+        self._prefix = b'{"name":%b,"datatype":"%b","shape":' % (orjson.dumps(spec.name), spec.datatype.encode())
 
-    def binary(self, shape: Shape, size: int) -> str:
-        return f'{self._prefix}{",".join(map(str, shape))}],"parameters":{{"binary_data_size":{size}}}}}'
+    def binary(self, shape: Shape, size: int) -> bytes:
+        return b'%b%b,"parameters":{"binary_data_size":%d}}' % (self._prefix, orjson.dumps(shape), size)
 
-    def json(self, shape: Shape, view: memoryview) -> str:
+    def elsewhere(self, shape: Shape, region: MemoryRef, size: int) -> bytes:
+        parameters = {"shared_memory_region": region.name, "shared_memory_byte_size": size}
+        if region.offset:
+            parameters["shared_memory_offset"] = region.offset
+        return b'%b%b,"parameters":%b}' % (self._prefix, orjson.dumps(shape), orjson.dumps(parameters))
+
+    def json(self, shape: Shape, view: memoryview) -> bytes:
+        try:
+            return b'%b%b,"data":%b}' % (self._prefix, orjson.dumps(shape), self._data(shape, view))
+        except BadJson as e:
+            way = "ask for it as binary data (outputs[].parameters.binary_data)"
+            raise Failed(500, f"output {self.name!r} {e}: {way}") from e
+
+    def _data(self, shape: Shape, view: memoryview) -> bytes:
+        if self._dtype is None:
+            return strings_to_json(view, math.prod(shape))
         values = np.frombuffer(view, self._dtype)
         if self._dtype.kind == "f" and not np.isfinite(values).all():
-            raise Failed(
-                500,
-                f"output {self._name!r} holds non-finite values (NaN or infinity), which JSON cannot carry: "
-                "ask for it as binary data (outputs[].parameters.binary_data)",
-            )
-        return f'{self._prefix}{",".join(map(str, shape))}],"data":{self._numbers(values)}}}'
-
-    def _numbers(self, values: np.ndarray[Any, Any]) -> str:
-        if self._dtype != np.float32:
-            return _ENCODER.encode(values.tolist())
-        # Nine digits give every FP32 back exactly, in half the characters and a third of the time of its FP64 form.
-        if self._template[0] != values.size:
-            self._template = (values.size, f"[{','.join(['%.9g'] * values.size)}]")
-        return self._template[1] % tuple(values.tolist())
-
-
-_ENCODER = json.JSONEncoder(separators=(",", ":"), check_circular=False, allow_nan=False)
+            raise BadJson("holds non-finite values (NaN or infinity), which JSON cannot carry")
+        return numbers_to_json(values)
 
 
 def error_with_id(message: str, request_id: str | None) -> bytes:
-    error = {"error": message} if request_id is None else {"error": message, "id": request_id}
-    return json.dumps(error).encode()
+    """The protocol's error object, and the request's id beside it."""
+    return orjson.dumps({"error": message} if request_id is None else {"error": message, "id": request_id})
 
 
-def parse_json(data: bytes) -> dict[str, Any]:
-    """A JSON object, strictly: UTF-8, no NaN, no key twice. Raises Invalid."""
-    if not data:
+def parse_request(text: bytes) -> dict[str, Any]:
+    """The JSON part of an inference request. Raises Invalid."""
+    if not text:
         raise Invalid("the body is empty: send an inference request, a JSON object with inputs")
     try:
-        document = _DECODER.decode(data.decode("utf-8"))
-    except UnicodeDecodeError as e:
-        raise Invalid(f"the JSON part is not UTF-8 (byte {e.start}): is it binary data without the header "
-                      "Inference-Header-Content-Length?") from e  # fmt: skip
-    except RecursionError as e:
-        raise Invalid("the JSON part is nested too deeply") from e
-    except ValueError as e:
-        raise Invalid(f"the JSON part is not JSON: {str(e)[:200]}. If binary data follows it, the header "
+        return parse_object(text)
+    except BadJson as e:
+        raise Invalid(f"the JSON part of the request {e}. If binary data follows it, the header "
                       "Inference-Header-Content-Length must say how long the JSON part is") from e  # fmt: skip
-    if type(document) is not dict:
-        raise Invalid(f"the body must be a JSON object with inputs, not {short(document)}")
-    return document
 
 
 def _split(headers: Mapping[bytes, bytes], body: bytes) -> tuple[bytes, memoryview]:
@@ -230,24 +272,36 @@ def _split(headers: Mapping[bytes, bytes], body: bytes) -> tuple[bytes, memoryvi
     return body[:length], memoryview(body)[length:]
 
 
-def _read_data(rule: InputRule, shape: Shape, tensor: Mapping[str, Any], plan: Plan) -> None:
-    parameters = _object(tensor.get("parameters"), f"parameters of input {rule.name!r}")
-    if "shared_memory_region" in parameters:
-        raise Invalid("the shared memory extension is not supported: send the data")
-    size = parameters.get("binary_data_size")
+def _place(rule: InputRule, shape: Shape, tensor: Mapping[str, Any], at: int) -> tuple[int, int] | MemoryRef | None:
+    """Where an input's bytes are; `at`: where the next binary data begins. None: they are its data. Raises Invalid."""
+    what = f"input {rule.name!r}"
+    parameters = _object(tensor.get("parameters"), f"parameters of {what}")
+    size, region = parameters.get("binary_data_size"), _memory(parameters, what)
+    if (size is not None) + (region is not None) + ("data" in tensor) != 1:
+        raise Invalid(f"{what} must have one of data, parameters.binary_data_size and parameters.shared_memory_region")
+    if region is not None:
+        rule.check_size(shape, region.size)
+        return region
     if size is None:
-        if "data" not in tensor:
-            raise Invalid(f"input {rule.name!r} has neither data nor parameters.binary_data_size")
-        plan.given[rule.index] = rule.from_json(shape, tensor["data"])
-        return
-    if "data" in tensor:
-        raise Invalid(f"input {rule.name!r} has both data and parameters.binary_data_size")
-    needed = rule.itemsize * math.prod(shape)
-    if type(size) is not int or size != needed:
-        raise Invalid(f"input {rule.name!r} of shape {list(shape)} and datatype {rule.datatype} is {needed} bytes, "
-                      f"binary_data_size says {short(size)}")  # fmt: skip
-    plan.tail.append((rule.index, size))
-    plan.tail_bytes += size
+        return None
+    if type(size) is not int or size < 0:
+        raise Invalid(f"{what}: binary_data_size must be a number of bytes, not {short(size)}")
+    rule.check_size(shape, size)
+    return at, at + size
+
+
+def _memory(parameters: Mapping[str, Any], what: str) -> MemoryRef | None:
+    try:
+        return memory_ref(parameters)
+    except Invalid as e:
+        raise Invalid(f"{what}: {e}") from e
+
+
+def _write(regions: Regions, region: MemoryRef, output: str, view: memoryview) -> None:
+    try:
+        regions.write(region, view)
+    except Invalid as e:
+        raise Failed(400, f"output {output!r}: {e}") from e
 
 
 def _timeout(parameters: Mapping[str, Any]) -> float | None:
@@ -274,20 +328,8 @@ def _flag(parameters: Mapping[str, Any], name: str, default: bool = False) -> bo
     return value
 
 
-def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("an object has the same key twice")
-    return found
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON")
-
-
 def _names(names: Any) -> str:
     return ", ".join(repr(name) for name in names)
 
 
-_DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant)
 _NOTHING = memoryview(b"")
