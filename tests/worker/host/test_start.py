@@ -36,7 +36,7 @@ def test_a_start_that_is_cancelled_at_any_moment_leaves_no_process_and_no_descri
         figures = []
         for turn in range(16):
             arena, payload = arenas.acquire(manifest), artifacts.payload(manifest)
-            starting = asyncio.create_task(hosts.start(manifest, payload, arena.memory, 2, 30.0))
+            starting = asyncio.create_task(hosts.start(manifest, payload, arena.memory, 2, 30.0, (), 1.0))
             for _ in range(turn):
                 await asyncio.sleep(0)
             if turn > 8:
@@ -65,7 +65,7 @@ def test_a_host_that_is_not_ready_in_time_is_ended(
         arena, payload = arenas.acquire(manifest), Artifacts(bucket.store, tmp_path / "cache").payload(manifest)
         before = children()
         with pytest.raises(HostFailed, match="not ready within 1 s") as failed:
-            await hosts.start(manifest, payload, arena.memory, 2, 1.0)
+            await hosts.start(manifest, payload, arena.memory, 2, 1.0, (), 1.0)
         assert (failed.value.reason, failed.value.refused) == ("PrepareTimeout", False)
         assert children() == before
         payload.close()
