@@ -139,7 +139,7 @@ class Scheduler:
         if rules.refused and rules.refused.holds(call.digest(), time.monotonic()):
             call.fail(Failed(500, "engine hosts died while they ran this request: it is refused for some minutes"))
             return
-        if len(self._waiting) >= rules.queue_limit:
+        if len(self._waiting) >= rules.queue_limit + len(self._lanes.free) * self.buckets.most:
             self._stats.refused += 1
             call.fail(Failed(503, f"{rules.queue_limit} requests wait for a lane already: try again later"))
             return
