@@ -13,12 +13,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from protocol_harness import INFER, serve
 from trtmodel_contract.manifest import TensorSpec
 from trtmodel_worker.engines.base import DTYPES
 from worker_harness import (
     REVISION_1,
-    Bucket,
-    Operator,
     WorkerProcess,
     binary_fp32,
     binary_request,
@@ -26,21 +25,7 @@ from worker_harness import (
     fp32,
 )
 
-INFER = "/v2/models/m/infer"
 NUMBERS = {name: dtype for name, dtype in DTYPES.items() if name != "BYTES"}
-
-
-def serve(tmp: Path, behaviour: dict[str, Any], environment: dict[str, str], **publish: Any) -> Iterator[WorkerProcess]:
-    operator, bucket = Operator(), Bucket(tmp / "bucket")
-    worker = WorkerProcess(tmp / "worker", operator, bucket, **environment)
-    digest, _ = bucket.publish(REVISION_1, behaviour, **publish)
-    worker.point(operator.artifact(REVISION_1, digest))
-    worker.start()
-    try:
-        worker.wait_ready()
-        yield worker
-    finally:
-        assert worker.stop() == 0, worker.tail()
 
 
 @pytest.fixture(scope="module")
