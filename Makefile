@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 JOBS ?= 2
 
-.PHONY: help venv test lint unit e2e demo demo-down lock clean
+.PHONY: help venv test lint unit e2e demo demo-down lock clean bench-peers
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile tests/cluster/cluster.mk
@@ -40,6 +40,11 @@ demo: venv
 	$(BIN)/python examples/magika/demo.py
 
 demo-down: cluster-purge
+
+# make bench-peers   every peer and ours in one interleaved run (ARGS=--quick: below 8 minutes); needs wrk
+bench-peers: venv
+	@command -v wrk >/dev/null || { apt-get update -qq && apt-get install -y -qq --no-install-recommends wrk; }
+	$(BIN)/python bench/peers/run.py $(ARGS)
 
 # make lock    after a change of the dependencies in pyproject.toml
 lock: venv

@@ -1,0 +1,117 @@
+"""Our worker as a server under measurement: real builds, a real boot pointer, and what the operator would send."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "tests" / "worker"))
+
+import numpy as np  # noqa: E402
+from catalogue import Setup  # noqa: E402
+from job_harness import Jobs, make_jobs, profiles, save_npz  # noqa: E402
+from models import COLUMNS, BenchModel  # noqa: E402
+from processes import free_port, tree  # noqa: E402
+from trtmodel_contract.control import SignedArtifact  # noqa: E402
+from trtmodel_contract.gate import Task  # noqa: E402
+from trtmodel_contract.identity import EngineSettings, LoadKey, Storage  # noqa: E402
+from worker_harness import Bucket, Operator, WorkerProcess  # noqa: E402
+
+ROWS = 64  # of the data that the builds are judged by
+BATCHES = (1, 8, 32)
+
+
+@dataclass(frozen=True)
+class Built:
+    revision: str
+    manifest_digest: str
+    load_key: LoadKey
+
+
+class Artifacts:
+    """Both versions of the models, built as the Jobs build them, at most once a run."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._jobs: dict[str, Jobs] = {}
+        self._built: dict[tuple[str, int], Built] = {}
+
+    def storage(self, model: BenchModel) -> Storage:
+        return self._jobs_of(model).storage
+
+    def get(self, model: BenchModel, version: int) -> Built:
+        """Raises RuntimeError if the build fails."""
+        key = model.name, version
+        if key not in self._built:
+            jobs = self._jobs_of(model)
+            jobs.source = f"file://{model.versions[version - 1]}"
+            code, result = jobs.build()
+            if code or result.build is None:
+                raise RuntimeError(f"{model.name}, version {version}, was not built: {result.message}")
+            made = result.build.artifact
+            self._built[key] = Built(result.build.revision, made.manifest_digest, made.load_key)
+        return self._built[key]
+
+    def _jobs_of(self, model: BenchModel) -> Jobs:
+        if model.name not in self._jobs:
+            folder = self._folder / model.name
+            folder.mkdir(parents=True)
+            rows = np.random.default_rng(2).permutation(np.tile(model.sample, (ROWS, 1)), axis=1)
+            dataset = save_npz(folder / "eval.npz", **{model.input_name: rows})
+            engine = EngineSettings("ONNXRuntime", profiles=profiles(model.input_name, COLUMNS, batches=BATCHES))
+            self._jobs[model.name] = make_jobs(folder, model.versions[0], dataset, engine=engine, task=Task.RAW)
+        return self._jobs[model.name]
+
+
+class OurServer:
+    """A worker with every setting at its default but: `parallel` lanes in one host, gRPC open, the deadline. With
+    `standby` it keeps the second version beside the first, as after any promotion."""
+
+    def __init__(self, artifacts: Artifacts, setup: Setup, standby: bool = False) -> None:
+        self._artifacts, self._model = artifacts, setup.model
+        self._operator = Operator()
+        bucket = Bucket(setup.folder / "unused")
+        bucket.storage = artifacts.storage(setup.model)
+        self._worker = WorkerProcess(
+            setup.folder / "worker", self._operator, bucket,
+            TRTMODEL_RUNTIME="ONNXRuntime", TRTMODEL_CONTEXTS=str(setup.parallel),
+            TRTMODEL_GRPC_PORT=str(free_port()), TRTMODEL_REQUEST_TIMEOUT_SECONDS=f"{setup.deadline_seconds:g}",
+            OPENBLAS_NUM_THREADS="1",
+        )  # fmt: skip
+        self.port = self._worker.port
+        self._standby = self._signed(2) if standby else None
+        built = artifacts.get(setup.model, 1)
+        self._worker.point(self._signed(1), self._standby, load_key=built.load_key)
+
+    def _signed(self, version: int) -> SignedArtifact:
+        built = self._artifacts.get(self._model, version)
+        return self._operator.artifact(built.revision, built.manifest_digest)
+
+    def start(self) -> None:
+        self._worker.start()
+        if self._standby is not None:
+            self._worker.wait_engine(self._standby.manifest_digest)
+
+    def alive(self) -> bool:
+        return self._worker.process is not None and self._worker.process.poll() is None
+
+    def pids(self) -> list[int]:
+        return tree(self._worker.pid) if self.alive() else []
+
+    def tail(self) -> str:
+        return self._worker.tail() if self._worker.log.exists() else ""
+
+    def new_version(self) -> None:
+        old, new = self._signed(1), self._signed(2)
+        answer = self._worker.desire(old, new)
+        if answer.status != 200:
+            raise RuntimeError(f"the worker refused: {answer.status} {answer.body[:200]!r}")
+        self._worker.wait_engine(new.manifest_digest)
+        self._worker.desire(new, standby=old)
+        self._worker.wait_routed(new.manifest_digest)
+
+    def stop(self) -> None:
+        if self._worker.process is not None:
+            self._worker.stop()
