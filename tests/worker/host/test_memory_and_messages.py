@@ -65,7 +65,7 @@ def test_regions_do_not_overlap_and_hold_the_largest_batch() -> None:
 
 @pytest.mark.parametrize(
     "inputs",
-    [(TensorSpec("b", "BYTES", (1,)),), (TensorSpec("w", "FP32", (-1, 3)),), (TensorSpec("x", "FP32", (-1,)),)],
+    [(TensorSpec("b", "BF16", (1,)),), (TensorSpec("w", "FP32", (-1, 3)),), (TensorSpec("x", "FP32", (-1,)),)],
 )
 def test_what_cannot_be_laid_out_is_refused(inputs: tuple[TensorSpec, ...]) -> None:
     with pytest.raises(Unservable):

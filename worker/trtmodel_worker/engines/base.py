@@ -34,8 +34,10 @@ DTYPES: dict[str, np.dtype[np.generic]] = {
     "FP16": np.dtype(np.float16),
     "FP32": np.dtype(np.float32),
     "FP64": np.dtype(np.float64),
+    "BYTES": np.dtype(np.object_),
 }
-"""Data types that can be served, by their Open Inference Protocol name."""
+"""Data types that can be served, by their Open Inference Protocol name. Arrays of BYTES hold `str`. BF16 is none of
+them: NumPy has no such type, and ONNX Runtime few kernels for it on a CPU."""
 
 Array = NDArray[Any]
 Allocate = Callable[[str, "np.dtype[Any]", tuple[int, ...]], Array]

@@ -25,6 +25,8 @@ from trtmodel_contract.manifest import TensorSpec
 from trtmodel_worker.engines.base import DTYPES
 
 ALIGNMENT = 64  # a cache line, and what CUDA copies and vector loads like
+MAX_BYTES_TENSOR = 1 << 20
+"""Room for an input of strings (BYTES): its size does not follow from its shape. The front refuses longer ones."""
 _PAGE = mmap.PAGESIZE
 
 
@@ -63,17 +65,18 @@ def plan_layout(
     slots: int,
     max_output_bytes: int,
 ) -> Layout:
-    """Sizes from the maxima of the profiles. An output with a dynamic dimension other than the leading one may need
-    up to `max_output_bytes`. Raises Unservable."""
+    """Sizes from the maxima of the profiles. An output with a dynamic dimension other than the leading one, or of
+    strings, may need up to `max_output_bytes`. Raises Unservable."""
     offsets, cursor = [], 0
     for spec in inputs:
         offsets.append(cursor)
-        cursor += align(_bytes(spec, _largest_input(spec, profiles)))
+        largest = _bytes(spec, _largest_input(spec, profiles))
+        cursor += align(MAX_BYTES_TENSOR if spec.datatype == "BYTES" else largest)
     rows = max((s.max[0] for p in profiles for s in p.inputs.values() if s.max), default=1)
     needed = 0
     for spec in outputs:
         known = spec.shape[:1] == (-1,) and -1 not in spec.shape[1:]
-        if -1 in spec.shape and not known:
+        if spec.datatype == "BYTES" or (-1 in spec.shape and not known):
             _bytes(spec, ())
             needed += align(max_output_bytes)
         else:

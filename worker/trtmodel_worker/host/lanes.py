@@ -29,7 +29,8 @@ from trtmodel_worker.engines.base import (
     Sticky,
     allocate_anew,
 )
-from trtmodel_worker.host.arena import ALIGNMENT, Arena, align
+from trtmodel_worker.host import strings
+from trtmodel_worker.host.arena import ALIGNMENT, MAX_BYTES_TENSOR, Arena, align
 from trtmodel_worker.host.proving import Sample, compare
 from trtmodel_worker.host.warming import warm_once
 from trtmodel_worker.host.wire import (
@@ -75,11 +76,26 @@ class Region:
         self.offsets: dict[str, int] = {}
 
     def allocate(self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
+        """Raises OutputTooLarge, and ValueError for another dtype than the manifest's. Strings come to their place
+        later, by `place`."""
         if dtype != self._dtypes.get(name):
             raise ValueError(f"output {name!r} came as {dtype}, the manifest says {self._dtypes.get(name)}")
-        size = dtype.itemsize * math.prod(shape)
+        if dtype.hasobject:
+            return np.empty(shape, dtype)
+        self._take(name, shape, dtype.itemsize * math.prod(shape))
+        return self._arena.array(self.offsets[name], dtype, shape)
+
+    def place(self, name: str, array: Array) -> tuple[int, tuple[int, ...]]:
+        """Where the output is, and its shape. Raises OutputTooLarge."""
+        if array.dtype.hasobject:
+            data = strings.encode(array)
+            self._take(name, array.shape, len(data))
+            self._arena.view[self.offsets[name] : self.offsets[name] + len(data)] = data
+        return self.offsets[name], array.shape
+
+    def _take(self, name: str, shape: tuple[int, ...], size: int) -> None:
         if size <= self._sizes.get(name, -1):
-            return self._arena.array(self.offsets[name], dtype, shape)
+            return
         if size > self._end - self._cursor:
             raise OutputTooLarge(
                 f"output {name!r} of shape {list(shape)} needs {size} bytes where {self._end - self._cursor} are left: "
@@ -87,9 +103,7 @@ class Region:
             )
         self.offsets[name] = self._cursor
         self._sizes[name] = size
-        array = self._arena.array(self._cursor, dtype, shape)
         self._cursor = align(self._cursor + size, ALIGNMENT)
-        return array
 
 
 class LaneMaker:
@@ -199,27 +213,36 @@ class LaneServer:
         if isinstance(lane, BindingLane):
             bound = lane.bind(inputs, region.allocate)
             if bound is not None and bound.run():
-                places = tuple((region.offsets[s.name], bound.outputs[s.name].shape) for s in self._outputs)
+                places = tuple(region.place(s.name, bound.outputs[s.name]) for s in self._outputs)
                 if len(self._prepared) >= _MOST_PREPARED:
                     self._prepared.clear()
                 self._prepared[data[8:]] = _Prepared(bound, places)
                 return places
         outputs = lane.run(inputs, region.allocate)
-        return tuple((region.offsets[s.name], outputs[s.name].shape) for s in self._outputs)
+        return tuple(region.place(s.name, outputs[s.name]) for s in self._outputs)
 
     def _places(self, data: bytes) -> tuple[dict[str, Array], Region]:
-        """Raises MessageError, also where a place is outside of the arena."""
+        """Raises MessageError, also where a place is outside of the arena, and InvalidInput for strings that are
+        none."""
         _, out_offset, out_bytes, given = parse_run(data, self._ranks)
         inputs: dict[str, Array] = {}
         try:
             for (name, dtype), (offset, shape) in zip(self._inputs, given, strict=True):
-                inputs[name] = array = self._arena.array(offset, dtype, shape)
-                array.flags.writeable = False
+                inputs[name] = self._input(offset, dtype, shape)
         except (ValueError, TypeError) as e:
             raise MessageError(f"an input lies outside of the arena: {e}") from e
         if not 0 <= out_offset <= out_offset + out_bytes <= self._arena.size:
             raise MessageError("the output region lies outside of the arena")
         return inputs, Region(self._arena, self._dtypes, out_offset, out_bytes)
+
+    def _input(self, offset: int, dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> Array:
+        if dtype.hasobject:
+            if not 0 <= offset <= self._arena.size or min(shape, default=0) < 0:
+                raise ValueError(f"strings at {offset}")
+            return strings.decode(self._arena.view[offset : offset + MAX_BYTES_TENSOR], shape)
+        array = self._arena.array(offset, dtype, shape)
+        array.flags.writeable = False
+        return array
 
     def _probe(self) -> Places:
         """Run the golden samples in private memory. Raises WrongOutput."""

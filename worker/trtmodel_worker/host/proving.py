@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from trtmodel_contract.manifest import Golden, Manifest, TensorSpec
 
-from trtmodel_worker.engines.base import Array, Lane, allocate_anew
+from trtmodel_worker.engines.base import DTYPES, Array, Lane, allocate_anew
 from trtmodel_worker.host.pace import Pace
 
 
@@ -71,7 +71,7 @@ def compare(
             with np.errstate(invalid="ignore"):
                 near = np.abs(wide - other) <= limit
             bad = ~(same | near)
-        elif want.dtype.kind == "b":
+        elif want.dtype.kind in "bO":
             bad = want != have
         else:
             low, high = np.minimum(want, have), np.maximum(want, have)
@@ -88,8 +88,13 @@ def _read(golden: Golden, data: bytes, manifest: Manifest) -> Sample:
     name = golden.blob.digest[:12]
     try:
         with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
-            inputs = {s.name: np.ascontiguousarray(arrays[f"i{i}"]) for i, s in enumerate(manifest.inputs)}
-            outputs = {s.name: arrays[f"o{i}"] for i, s in enumerate(manifest.outputs)}
+            inputs = {s.name: _array(s, arrays[f"i{i}"]) for i, s in enumerate(manifest.inputs)}
+            outputs = {s.name: _array(s, arrays[f"o{i}"]) for i, s in enumerate(manifest.outputs)}
     except Exception as e:  # zipfile, zlib and numpy have a dozen errors of their own for damaged bytes
         raise SelfTestFailed(f"golden sample {name} cannot be read: {e}") from e
     return Sample(name, inputs, outputs, golden.tolerances)
+
+
+def _array(spec: TensorSpec, array: Array) -> Array:
+    """Strings are kept in arrays of fixed width: others would be read by unpickling."""
+    return array.astype(DTYPES["BYTES"]) if spec.datatype == "BYTES" else np.ascontiguousarray(array)

@@ -36,6 +36,8 @@ def why_not_batchable(lane: Lane, manifest: Manifest, samples: Sequence[Sample],
     try:
         for kind, specs in (("input", manifest.inputs), ("output", manifest.outputs)):
             for spec in specs:
+                if spec.datatype == "BYTES":
+                    raise _Seen(f"{kind} {spec.name!r} holds strings, which are not run together")
                 if spec.shape[:1] != (-1,):
                     raise _Seen(f"{kind} {spec.name!r} of shape {list(spec.shape)} has no free leading dimension")
         sample = max(samples, key=lambda sample: _count(sample.inputs))

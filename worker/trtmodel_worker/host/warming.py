@@ -92,7 +92,7 @@ def batch_range(inputs: Sequence[TensorSpec], profile: Profile) -> tuple[int, in
 
 def _run(lane: Lane, shapes: Shapes, inputs: Sequence[TensorSpec], measured: int, pace: Pace) -> list[float]:
     """Seconds of each run after the first, as the lane runs a batch when it serves: at places that stay."""
-    zeros = {spec.name: np.zeros(shapes[spec.name], DTYPES[spec.datatype]) for spec in inputs}
+    zeros = {spec.name: _zeros(spec, shapes[spec.name]) for spec in inputs}
     places: dict[str, Array] = {}
 
     def allocate(name: str, dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> Array:
@@ -108,3 +108,8 @@ def _run(lane: Lane, shapes: Shapes, inputs: Sequence[TensorSpec], measured: int
             lane.run(zeros, allocate)
 
     return [pace.run(again)[1] for _ in range(measured)]
+
+
+def _zeros(spec: TensorSpec, shape: tuple[int, ...]) -> Array:
+    dtype = DTYPES[spec.datatype]
+    return np.full(shape, "", dtype) if dtype.hasobject else np.zeros(shape, dtype)

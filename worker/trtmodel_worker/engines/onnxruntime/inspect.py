@@ -36,6 +36,14 @@ def inspect(source: Path) -> Graph:
 
 
 def _tensor(what: str, node: Any) -> GraphTensor:
+    if DATATYPES.get(node.type) == "BYTES":
+        text = f"{what} {node.name!r} holds strings: no data set has any and no gate compares them"
+        raise Rejected(
+            Reason.OPERATOR_UNSUPPORTED, f"{text}: take numbers there, and look texts up outside of the graph"
+        )
+    if node.type == "tensor(bfloat16)":
+        text = f"{what} {node.name!r} is BF16, which neither NumPy nor most CPU kernels have"
+        raise Rejected(Reason.OPERATOR_UNSUPPORTED, f"{text}: cast it to FP32 inside of the graph")
     if node.type not in DATATYPES:
         text = f"{what} {node.name!r} is of {node.type}, which workers do not serve: cast it inside of the graph"
         raise Rejected(Reason.OPERATOR_UNSUPPORTED, text)

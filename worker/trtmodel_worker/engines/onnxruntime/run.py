@@ -36,6 +36,7 @@ DATATYPES = {
     "tensor(uint32)": "UINT32",
     "tensor(uint64)": "UINT64",
     "tensor(bool)": "BOOL",
+    "tensor(string)": "BYTES",
 }
 _INPUT_WORDS = ("out of data bounds", "INVALID_ARGUMENT")  # such as an id beyond an embedding's rows
 _ALLOCATION_WORDS = ("failed to allocate memory", "bad_alloc", "out of memory")
@@ -79,7 +80,10 @@ class OnnxLane:
         self._inputs = {node.name: node.shape for node in session.get_inputs()}
         self._dtypes = {node.name: DTYPES[DATATYPES[node.type]] for node in session.get_inputs()}
         self._outputs = [(node.name, DTYPES[DATATYPES[node.type]], node.shape) for node in session.get_outputs()]
-        self._foreseen = True
+        # Strings have no fixed place: ONNX Runtime cannot bind them.
+        dtypes = [*self._dtypes.values(), *(dtype for _, dtype, _ in self._outputs)]
+        self._bindable = not any(dtype.hasobject for dtype in dtypes)
+        self._foreseen = self._bindable
 
     def run(self, inputs: Mapping[str, Array], allocate: Allocate) -> Mapping[str, Array]:
         """See the Lane protocol. `allocate` is called again for an output only if the graph lies about its shape."""
@@ -125,12 +129,8 @@ class OnnxLane:
         return shapes
 
     def _run_and_copy(self, inputs: Mapping[str, Array], allocate: Allocate) -> Mapping[str, Array]:
-        binding = self._bound(inputs)
-        for name, _, _ in self._outputs:
-            binding.bind_output(name, "cpu")
         try:
-            self._session.run_with_iobinding(binding)
-            values = binding.copy_outputs_to_cpu()
+            values = self._run_bound(inputs) if self._bindable else self._session.run(None, dict(inputs))
         except Exception as e:
             raise classify(e) from e
         buffers = {}
@@ -138,6 +138,13 @@ class OnnxLane:
             buffers[name] = allocate(name, dtype, value.shape)
             np.copyto(buffers[name], value, casting="no")
         return buffers
+
+    def _run_bound(self, inputs: Mapping[str, Array]) -> list[Array]:
+        binding = self._bound(inputs)
+        for name, _, _ in self._outputs:
+            binding.bind_output(name, "cpu")
+        self._session.run_with_iobinding(binding)
+        return list(binding.copy_outputs_to_cpu())
 
     def _check(self, inputs: Mapping[str, Array]) -> None:
         """The caller has checked them; ONNX Runtime reports what slipped through as a failure of the engine."""
