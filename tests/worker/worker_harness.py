@@ -211,8 +211,8 @@ class WorkerProcess:
         self.log = directory / "worker.log"
         (self.keys_dir / KEYS_FILE).write_bytes(operator.keys())
 
-    def start(self, descriptors: int | None = None) -> WorkerProcess:
-        """`descriptors`: how many files it may open, the system's limit if None."""
+    def start(self, descriptors: int | None = None, group: Path | None = None) -> WorkerProcess:
+        """`descriptors`: how many files it may open, the system's limit if None. `group`: control group to run in."""
         env = {
             "PATH": os.environ["PATH"], "PYTHONPATH": str(PLUGIN), "POD_NAME": "m-0", "POD_UID": POD_UID,
             "POD_NAMESPACE": MODEL.namespace, "NODE_NAME": "node", "TRTMODEL_MODEL": MODEL.name,
@@ -224,6 +224,8 @@ class WorkerProcess:
             **self.environment,
         }  # fmt: skip
         limit = ["prlimit", f"--nofile={descriptors}", "--"] if descriptors else []
+        if group is not None:
+            limit = ["sh", "-c", 'echo $$ > "$0/cgroup.procs" && exec "$@"', str(group), *limit]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 [*limit, sys.executable, "-m", "trtmodel_worker", "serve"],
@@ -294,6 +296,7 @@ class WorkerProcess:
         sequence: int | None = None,
         uid: str = MODEL.uid,
         routes: Routes | None = None,
+        may_drain: bool = False,
     ) -> Answer:
         self.sequence = self.sequence + 1 if sequence is None else sequence
         engines = [
@@ -302,7 +305,7 @@ class WorkerProcess:
             if artifact is not None
         ]
         routes = routes or Routes(stable.manifest_digest, candidate.manifest_digest if candidate else "", weight)
-        model = DesiredModel(tuple(engines), routes, window)
+        model = DesiredModel(tuple(engines), routes, window, may_drain)
         state = DesiredState(Fence(uid, self.sequence), {MODEL.name: model})
         return self.control("PUT", DESIRED_PATH, dumps(DesiredRequest(state, ttl)))
 

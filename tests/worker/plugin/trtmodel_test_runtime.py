@@ -4,6 +4,7 @@
 "mode": "nonzero" | "inf"            other ways to answer; "centred": less the mean of the batch
 "work": seconds per run              "first": more seconds for the first run of a shape on a lane
 "load": seconds to load              "refuse": why it cannot be loaded
+"ballast": bytes of memory that it takes while it is loaded
 "fault": {"when": value, "do": ...}  on a first input that starts with `value`: die, hang, sticky, lost, invalid,
                                      recoverable, memory, crash, too-large, lie (its output is elsewhere),
                                      break (the lane fails from then on), drift (answers are wrong from then on)
@@ -47,6 +48,7 @@ class TestRuntime:
 class TestEngine:
     def __init__(self, behaviour):
         self.behaviour = behaviour
+        self.ballast = bytes(b"x" * behaviour.get("ballast", 0))
         self.inputs = tuple(TensorSpec(n, d, tuple(s)) for n, d, s in behaviour["inputs"])
         self.outputs = tuple(TensorSpec(n, d, tuple(s)) for n, d, s in behaviour["outputs"])
         self.made = 0

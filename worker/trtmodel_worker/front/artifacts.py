@@ -62,6 +62,12 @@ class Artifacts:
             raise Refused("RevisionMismatch", text)
         return manifest
 
+    def fetch(self, manifest: Manifest) -> None:
+        """The files into the cache. Nothing is in memory yet."""
+        for blob in (manifest.plan, *(golden.blob for golden in manifest.golden)):
+            if blob.size > 0:
+                self._fetch(blob)
+
     def payload(self, manifest: Manifest) -> Payload:
         """Plan and golden samples in sealed memory, hashed there: what was verified is what will be loaded."""
         taken: list[tuple[int, int]] = []

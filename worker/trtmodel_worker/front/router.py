@@ -13,14 +13,15 @@ WHOLE = 100
 
 @dataclass(frozen=True)
 class Table:
-    """`weight` is the percentage of requests that the candidate answers."""
+    """`weight` is the percentage of requests that the candidate answers. A candidate that answers alone, for memory
+    holds one engine, is in both places."""
 
     stable: Engine
     candidate: Engine | None = None
     weight: int = 0
 
     def engines(self) -> tuple[Engine, ...]:
-        return (self.stable,) if self.candidate is None else (self.stable, self.candidate)
+        return (self.stable,) if self.candidate in (None, self.stable) else (self.stable, self.candidate)
 
 
 class Router:
@@ -36,6 +37,12 @@ class Router:
     def flip(self, table: Table) -> None:
         self._owed = 0
         self.table = table
+
+    def unroute(self) -> None:
+        """Nothing answers."""
+        for engine in self.table.engines() if self.table else ():
+            engine.routed = False
+        self.table = None
 
     def choose(self) -> Engine | None:
         """The engine for the next request: shares are exact over every 100 requests, and spread evenly. A candidate
@@ -70,5 +77,6 @@ class Router:
         """What is in force now."""
         if self.table is None:
             return Routes("")
-        candidate = self.table.candidate
-        return Routes(self.table.stable.digest, candidate.digest if candidate else "", self.table.weight)
+        stable, candidate = self.table.stable, self.table.candidate
+        digest = "" if candidate is stable else stable.digest
+        return Routes(digest, candidate.digest if candidate else "", self.table.weight)

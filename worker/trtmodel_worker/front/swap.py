@@ -1,6 +1,7 @@
 """Changing engines under traffic.
 
     desired state --> prepare what is missing, one at a time, beside what serves: stable, candidate, then standby
+                  --> room in memory: beside what serves, or this worker leaves service for it (room.py)
                   --> flip: one assignment, as soon as what is to be routed is ready
                   --> release what is neither listed nor routed, after its last request
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -25,54 +27,21 @@ from trtmodel_contract.control import (
     Routes,
     SignedArtifact,
 )
+from trtmodel_contract.manifest import Manifest
 
 from trtmodel_worker.front.artifacts import Refused
 from trtmodel_worker.front.engine import Engine
+from trtmodel_worker.front.entry import Entry
 from trtmodel_worker.front.hostproc import HostFailed
-from trtmodel_worker.front.router import Router, Table
+from trtmodel_worker.front.room import Asked, MemoryRules, Rests, Room
+from trtmodel_worker.front.router import WHOLE, Router, Table
 from trtmodel_worker.front.windows import Windows
 from trtmodel_worker.host.arena import Unservable
 
 log = logging.getLogger(__name__)
-_ORDER = (Role.STABLE, Role.CANDIDATE, Role.STANDBY)
-_FIRST_RETRY_SECONDS = 2.0
-_SLOWEST_RETRY_SECONDS = 60.0
+_URGENCY = {Role.STABLE: 0, Role.CANDIDATE: 1, Role.STANDBY: 3}
+_RETREAT_URGENCY = 2
 _HOST_TRIES = 3  # a host that crashes while it loads is tried so often
-
-
-class Entry:
-    """One engine that is wanted, or was."""
-
-    def __init__(self, artifact: SignedArtifact, role: Role) -> None:
-        self.artifact = artifact
-        self.role = role
-        self.state = EngineState.FETCHING
-        self.reason = ""
-        self.message = ""
-        self.load_seconds: float | None = None
-        self.engine: Engine | None = None
-        self.tries = 0
-        self.due: float | None = 0.0  # when to try (monotonic); None: never again
-
-    def fail(self, reason: str, message: str, *, again: bool) -> None:
-        self.state, self.reason, self.message = EngineState.FAILED, reason, message
-        self.tries += 1
-        delay = min(_SLOWEST_RETRY_SECONDS, _FIRST_RETRY_SECONDS * 2.0 ** (self.tries - 1))
-        self.due = time.monotonic() + delay if again else None
-
-    def report(self) -> EngineReport:
-        engine = self.engine
-        loaded = engine is not None and self.state is EngineState.READY
-        return EngineReport(
-            revision=self.artifact.revision,
-            manifest_digest=self.artifact.manifest_digest,
-            role=self.role,
-            state=engine.state if engine is not None and loaded else self.state,
-            reason="HostDeath" if engine is not None and loaded and engine.message else self.reason,
-            message=engine.message if engine is not None and loaded else self.message,
-            load_seconds=self.load_seconds,
-            deaths=engine.deaths if engine is not None else 0,
-        )
 
 
 @dataclass(frozen=True)
@@ -83,8 +52,11 @@ class Flip:
     at: float
 
 
-Load = Callable[[SignedArtifact, Callable[[EngineState], None]], Awaitable[Engine]]
-"""Authorize, fetch, start. Raises Refused, Unservable or HostFailed; then nothing of it is left."""
+Progress = Callable[[EngineState], None]
+MakeRoom = Callable[[Manifest], Awaitable[None]]
+Load = Callable[[SignedArtifact, Progress, MakeRoom], Awaitable[Engine]]
+"""Authorize, fetch, wait for room in memory, start. Raises Refused, Rests, Unservable or HostFailed; then nothing of it
+is left."""
 
 
 class Swapper:
@@ -98,8 +70,10 @@ class Swapper:
         drain_seconds: float,
         on_change: Callable[[], None],
         tidy: Callable[[], Awaitable[None]],
+        memory: MemoryRules,
     ) -> None:
         self.flipped: Flip | None = None
+        self.room = Room(memory, router, lambda: list(self._entries.values()), self._unload, on_change)
         self._router = router
         self._windows = windows
         self._load = load
@@ -117,9 +91,10 @@ class Swapper:
     def want(self, model: DesiredModel, candidate_ttl: float | None) -> None:
         """Work towards `model`. Without renewal, its candidate is routed to for `candidate_ttl` seconds (None: for
         good)."""
-        listed = {e.artifact.manifest_digest: e for e in model.engines}
-        for digest, engine in listed.items():
-            self._list(digest, engine)
+        for engine in model.engines:
+            self._list(engine)
+        for entry in self._entries.values():
+            entry.asked_anew()
         self._wanted = model
         if model.window != self._windows.current:
             self._windows.roll(model.window)
@@ -176,21 +151,19 @@ class Swapper:
                 self._preparing[1].cancel()
                 await asyncio.wait({self._preparing[1]})
             entries, self._entries = list(self._entries.values()), {}
-            await asyncio.gather(*(self._release(e) for e in entries), *self._releases, return_exceptions=True)
+            for entry in entries:
+                self._unload(entry)
+            await asyncio.gather(*self._releases, return_exceptions=True)
 
     async def _step(self) -> float | None:
         """Prepare the next engine that is due. Returns the seconds until something is due."""
         while True:
             now = time.monotonic()
-            due = [e for e in self._entries.values() if e.engine is None and e.due is not None]
-            entry = min(
-                (e for e in due if e.due is not None and e.due <= now and self._may_start(e)),
-                key=lambda e: _ORDER.index(e.role),
-                default=None,
-            )
+            waiting = [(e, self._due(e)) for e in self._entries.values() if self._may_start(e)]
+            moments = [(due, e) for e, due in waiting if due is not None]
+            entry = min((e for due, e in moments if due <= now), key=self._urgency, default=None)
             if entry is None:
-                moments = [e.due for e in due if e.due is not None and self._may_start(e)]
-                return max(0.0, min(moments) - now) + 0.01 if moments else None
+                return max(0.0, min(due for due, _ in moments) - now) + 0.01 if moments else None
             task = asyncio.create_task(self._prepare(entry))
             self._preparing = (entry, task)
             await asyncio.wait({task})
@@ -201,67 +174,119 @@ class Swapper:
             self._wake.clear()
             self.settle()
 
+    def _due(self, entry: Entry) -> float | None:
+        """When to load it, None if it is there or is left alone. What rests comes when it is its turn to answer."""
+        if entry.engine is not None:
+            return None
+        if entry.rests and (entry is self._foremost() or (entry is self.room.retreat and self.standing is None)):
+            return 0.0
+        return entry.due
+
+    def _urgency(self, entry: Entry) -> int:
+        return _RETREAT_URGENCY if entry is self.room.retreat else _URGENCY[entry.role]
+
+    def _foremost(self) -> Entry | None:
+        """The engine that is to answer if memory holds no other: the candidate, as long as there is hope for it."""
+        candidate, stable = self._wanted_entries()
+        in_time = time.monotonic() < self._candidate_until
+        if candidate is not None and not candidate.hopeless and (candidate.engine is not None or in_time):
+            return candidate
+        if stable is not None and not stable.hopeless:
+            return stable
+        if self.standing is not None and self.standing.state is not EngineState.FAILED:
+            return None
+        return next((e for e in self._entries.values() if e.role is Role.STANDBY and not e.hopeless), None)
+
+    def _wanted_entries(self) -> tuple[Entry | None, Entry | None]:
+        """(candidate, stable) as they are asked for."""
+        if self._wanted is None:
+            return None, None
+        listed = {e.role: e.artifact.manifest_digest for e in self._wanted.engines}
+        digest = self._wanted.routes.candidate or listed.get(Role.CANDIDATE, "")
+        return self._entries.get(digest), self._entries.get(self._wanted.routes.stable)
+
+    def _asked(self, entry: Entry) -> Asked:
+        wanted = self._wanted
+        routes = wanted.routes if wanted is not None else Routes("")
+        shares = entry.role is Role.CANDIDATE and (0 < routes.weight < WHOLE or routes.shadow > 0)
+        return Asked(entry is self._foremost(), shares, wanted is not None and wanted.may_drain)
+
     def _may_start(self, entry: Entry) -> bool:
         """A standby takes no time from what serves, nor from what is to serve: it comes when a stable stands, or when
-        the wanted one cannot."""
-        if entry.role is not Role.STANDBY or self.standing is not None or self._wanted is None:
+        the wanted one cannot; one that made room for another, when that one is not waited for any more."""
+        if entry.role is not Role.STANDBY or self._wanted is None:
+            return True
+        if entry.rests and any(e.waits and e.role is not Role.STANDBY for e in self._entries.values()):
+            return False
+        if self.standing is not None:
             return True
         stable = self._entries.get(self._wanted.routes.stable)
         return stable is None or stable.tries >= _HOST_TRIES or stable.due is None
 
     def _yields(self, entry: Entry) -> bool:
         """What is being prepared is not wanted any more, or something more urgent is."""
-        if self._entries.get(entry.artifact.manifest_digest) is not entry:
+        if self._entries.get(entry.digest) is not entry:
             return True
-        waiting = (e for e in self._entries.values() if e.engine is None and e.due is not None)
-        return entry.role is Role.STANDBY and any(e.role is not Role.STANDBY for e in waiting)
+        return entry.role is Role.STANDBY and any(
+            e.waits and e.role is not Role.STANDBY for e in self._entries.values()
+        )
 
     async def _prepare(self, entry: Entry) -> None:
         first = entry.state is not EngineState.FAILED
 
         def progress(state: EngineState) -> None:
             if first:  # a failed one stays so in the report until it is ready: each try is no news
-                entry.state = state
+                entry.progress(state)
                 self._on_change()
 
         started = time.monotonic()
         try:
-            engine = await self._load(entry.artifact, progress)
+            make_room = functools.partial(self.room.make, entry, asked=lambda: self._asked(entry))
+            engine = await self._load(entry.artifact, progress, make_room)
+        except Rests as e:
+            entry.rest(str(e))
         except Refused as e:
-            entry.fail(e.reason, e.message, again=e.transient)
+            self._failed(entry, e.reason, e.message, again=e.transient)
         except Unservable as e:
-            entry.fail("Unservable", str(e), again=False)
+            self._failed(entry, "Unservable", str(e), again=False)
         except HostFailed as e:
-            entry.fail(e.reason, e.message, again=not e.refused)
+            self._failed(entry, e.reason, e.message, again=not e.refused)
         except Exception as e:
-            log.exception("engine %s could not be prepared", entry.artifact.manifest_digest[:12])
-            entry.fail("InternalError", f"{type(e).__name__}: {e}", again=True)
+            log.exception("engine %s could not be prepared", entry.digest[:12])
+            self._failed(entry, "InternalError", f"{type(e).__name__}: {e}", again=True)
         else:
             if self._entries.get(engine.digest) is not entry:
                 await engine.close(0.0)  # nobody wants it any more
                 return
-            entry.engine, entry.state, entry.reason, entry.message = engine, EngineState.READY, "", ""
-            entry.load_seconds = time.monotonic() - started
-            entry.due = None
+            entry.loaded(engine, time.monotonic() - started)
             engine.on_change = self._engine_changed
             self._router.loaded[engine.digest] = engine
             log.info("revision %s is ready after %.3f s", engine.revision, entry.load_seconds)
-        if entry.state is EngineState.FAILED:
-            log.error("revision %s: %s: %s", entry.artifact.revision, entry.reason, entry.message)
+        finally:
+            self.room.leaving = False
         self._on_change()
+
+    def _failed(self, entry: Entry, reason: str, message: str, *, again: bool) -> None:
+        """After what answered was unloaded for it, it is not tried again by itself: that would be an outage each
+        time."""
+        retreat = self.room.retreat
+        if retreat is not None and retreat is not entry:
+            again, message = False, f"{message} (revision {retreat.artifact.revision} is loaded again)"
+        entry.fail(reason, message, again=again)
+        log.error("revision %s: %s: %s", entry.artifact.revision, reason, message)
 
     def _engine_changed(self) -> None:
         self.settle()
+        self._wake.set()  # where one engine fails, it may be another one's turn
         self._on_change()
 
-    def _list(self, digest: str, wanted: DesiredEngine) -> None:
+    def _list(self, wanted: DesiredEngine) -> None:
+        digest = wanted.artifact.manifest_digest
         entry = self._entries.get(digest)
         if entry is None:
             self._entries[digest] = Entry(wanted.artifact, wanted.role)
-            return
-        entry.role, entry.artifact = wanted.role, wanted.artifact
-        if entry.engine is None and entry.state is EngineState.FAILED:
-            entry.tries, entry.due = 0, 0.0  # it is asked for anew
+        else:
+            entry.role, entry.artifact = wanted.role, wanted.artifact
 
     def settle(self) -> None:
         """Route by what is ready and wanted now, and let go of the rest. Does nothing if nothing changed."""
@@ -280,16 +305,16 @@ class Swapper:
             for engine in table.engines():
                 engine.routed = True
                 engine.hedges_elsewhere = engine is table.stable
+            self.room.stands()
             log.info("routes: stable %s, candidate %s at %d %%", table.stable.revision,
                      table.candidate.revision if table.candidate else "none", table.weight)  # fmt: skip
             self._on_change()
         listed = {e.artifact.manifest_digest for e in wanted.engines}
-        routed = {e.digest for e in self._router.table.engines()} if self._router.table else set()
-        for digest in [d for d in self._entries if d not in listed and d not in routed]:
-            task = asyncio.create_task(self._release(self._entries.pop(digest)))
-            self._releases.add(task)
-            task.add_done_callback(self._released)
-            self._on_change()
+        kept = {e.digest for e in self._router.table.engines()} if self._router.table else set()
+        if self.room.retreat is not None:
+            kept.add(self.room.retreat.digest)
+        for digest in [d for d in self._entries if d not in listed and d not in kept]:
+            self._unload(self._entries.pop(digest))
 
     def _released(self, task: asyncio.Task[None]) -> None:
         self._releases.discard(task)
@@ -297,16 +322,25 @@ class Swapper:
 
     def _target(self, routes: Routes) -> Table | None:
         """The table that should be in force, None if there can be none."""
-        current = self.standing
-        stable = self._serving(routes.stable) or current
+        retreat = self.room.retreat
+        stable = self._serving(routes.stable) or self.standing or (self._serving(retreat.digest) if retreat else None)
         if stable is None or stable.state is EngineState.FAILED:
             stable = self._standby() or stable
+        if stable is None and retreat is not None:  # unloaded for a candidate, which answers alone then
+            stable = self._candidate()
         if stable is None:
             return None
+        entry = self._entries.get(stable.digest)
+        if stable.digest != routes.stable and entry is not None and entry.role is Role.CANDIDATE:
+            return Table(stable, stable, WHOLE)
         candidate = self._serving(routes.candidate) if time.monotonic() < self._candidate_until else None
         if candidate is None or candidate is stable or routes.weight <= 0:
             return Table(stable)
         return Table(stable, candidate, routes.weight)
+
+    def _candidate(self) -> Engine | None:
+        candidate, _ = self._wanted_entries()
+        return candidate.engine if candidate is not None and candidate.engine and candidate.engine.alive else None
 
     def _serving(self, digest: str) -> Engine | None:
         """The engine, if it is ready, or routed to already and being repaired."""
@@ -322,10 +356,19 @@ class Swapper:
             (e.engine for e in self._entries.values() if e.role is Role.STANDBY and e.engine and e.engine.alive), None
         )
 
-    async def _release(self, entry: Entry) -> None:
-        engine = entry.engine
+    def _unload(self, entry: Entry) -> asyncio.Task[None]:
+        """From now on the engine is nobody's to route to. The task ends when nothing of it is left."""
+        engine, entry.engine = entry.engine, None
         if engine is not None:
             self._router.loaded.pop(engine.digest, None)
             engine.on_change = lambda: None
+        task = asyncio.create_task(self._close(engine))
+        self._releases.add(task)
+        task.add_done_callback(self._released)
+        self._on_change()
+        return task
+
+    async def _close(self, engine: Engine | None) -> None:
+        if engine is not None:
             await engine.close(self._drain_seconds)
             log.info("revision %s was released", engine.revision)

@@ -7,7 +7,6 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import Callable
 
 from trtmodel_contract.codec import DocumentError
 from trtmodel_contract.control import (
@@ -30,11 +29,13 @@ from trtmodel_worker.front.artifacts import Artifacts, Refused, authorize
 from trtmodel_worker.front.engine import Engine, EngineSettings
 from trtmodel_worker.front.fence import Held, Ruling, judge_request, pointer_counts
 from trtmodel_worker.front.hostproc import HostFailed, Hosts, Machine, Payload
+from trtmodel_worker.front.memory import Free, HostMemory
 from trtmodel_worker.front.regions import Arenas
+from trtmodel_worker.front.room import MemoryRules
 from trtmodel_worker.front.router import Router
 from trtmodel_worker.front.scheduler import Rules
 from trtmodel_worker.front.stats import RevisionStats
-from trtmodel_worker.front.swap import Swapper
+from trtmodel_worker.front.swap import MakeRoom, Progress, Swapper
 from trtmodel_worker.front.windows import Windows
 from trtmodel_worker.settings import Settings
 from trtmodel_worker.storage import ArtifactStore, StorageError
@@ -83,11 +84,14 @@ class Worker:
         self._pointer: BootPointer | None = None
         self._artifacts: tuple[Storage, Artifacts] | None = None
         self._kept: set[str] = set()
+        self._memory = HostMemory()
         self._down_since: float | None = None
         self._watch = pointers.MountWatch(settings.pointer_dir, settings.keys_dir, self._mounted_changed)
         self.swapper = Swapper(
-            self.router, self.windows, self._load, settings.request_seconds + 5.0, self.changed, self._tidy
-        )
+            self.router, self.windows, self._load, settings.request_seconds + 5.0, self.changed, self._tidy,
+            MemoryRules(settings.memory_policy, settings.allow_downtime, settings.hosts, settings.drain_seconds,
+                        self._free_memory),
+        )  # fmt: skip
 
     # -- life
 
@@ -176,13 +180,20 @@ class Worker:
 
     # -- loading
 
-    async def _load(self, artifact: SignedArtifact, progress: Callable[[EngineState], None]) -> Engine:
+    async def _load(
+        self,
+        artifact: SignedArtifact,
+        progress: Progress,
+        make_room: MakeRoom,
+    ) -> Engine:
         authorize(artifact, self.model, self.keyring)
         if self._pointer is None or self.machine is None:
             raise Refused("NotStarted", "no pointer was mounted yet", transient=True)
         progress(EngineState.FETCHING)
         artifacts = await asyncio.to_thread(self._open, self._pointer.storage)
         manifest = await asyncio.to_thread(artifacts.manifest, artifact, self.machine.load_key)
+        await asyncio.to_thread(artifacts.fetch, manifest)  # before anything is unloaded for it
+        await make_room(manifest)
         payload = await _payload(artifacts, manifest)
         progress(EngineState.LOADING)
         try:
@@ -222,6 +233,9 @@ class Worker:
             rules=self._rules,
             paced=standing is not None and not standing.scheduler.idle,
         )
+
+    async def _free_memory(self) -> Free:
+        return Free(host_bytes=await asyncio.to_thread(self._memory.free_bytes))
 
     def _open(self, storage: Storage) -> Artifacts:
         if self._artifacts is None or self._artifacts[0] != storage:
@@ -280,7 +294,7 @@ class Worker:
         """May the Service send requests here? Not while nothing can answer; a host that is being replaced has a
         while."""
         engine = self.swapper.standing
-        if engine is None or self.draining or engine.state is EngineState.FAILED:
+        if engine is None or self.draining or self.swapper.room.leaving or engine.state is EngineState.FAILED:
             return False
         if engine.alive:
             self._down_since = None
@@ -323,6 +337,7 @@ class Worker:
                     windows=self.windows.snapshot(),
                     flip_seconds=flipped.seconds if flipped else None,
                     routed_at=flipped.at if flipped else None,
+                    memory=self.swapper.room.report,
                 )
             },
         )
@@ -343,8 +358,9 @@ def _check(request: DesiredRequest, model: DesiredModel) -> None:
     routes = model.routes
     if routes.stable not in listed or (routes.candidate and routes.candidate not in listed):
         raise DocumentError("routes name an engine that is not listed")
-    if not 0 <= routes.weight <= 100:
-        raise DocumentError(f"a weight is a percentage, not {routes.weight}")
+    for what, share in (("weight", routes.weight), ("shadow", routes.shadow)):
+        if not 0 <= share <= 100:
+            raise DocumentError(f"{what} is a percentage, not {share}")
 
 
 async def _payload(artifacts: Artifacts, manifest: Manifest) -> Payload:
