@@ -157,7 +157,7 @@ class InferenceService:
 
     async def _model_ready(self, request: pb.ModelReadyRequest) -> pb.ModelReadyResponse:
         answer = await self._ask(b"GET", model_target(request.name, request.version, "ready"))
-        if answer.status == 503:
+        if answer.status in (404, 503):  # as Triton's: what is not there is not ready
             return pb.ModelReadyResponse(ready=False)
         _checked(answer)
         return pb.ModelReadyResponse(ready=True)
