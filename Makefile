@@ -47,7 +47,8 @@ bench-peers: venv
 	$(BIN)/python bench/peers/run.py $(ARGS)
 
 # make lock    after a change of the dependencies in pyproject.toml
-lock: venv
+lock:
+	@test -x $(BIN)/uv || { $(MAKE) venv; }
 	$(BIN)/uv lock
 	$(BIN)/uv export -q --frozen --no-emit-project --no-header --no-annotate --extra operator -o requirements/operator.txt
 	$(BIN)/uv export -q --frozen --no-emit-project --no-header --no-annotate --extra worker --extra builder -o requirements/worker.txt
