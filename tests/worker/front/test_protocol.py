@@ -54,7 +54,7 @@ def still_answers(worker: WorkerProcess) -> None:
 
 
 def test_the_server_says_what_it_is_and_that_it_lives(doubler: WorkerProcess) -> None:
-    assert doubler.get("/v2").json["extensions"] == ["binary_tensor_data", "model_configuration", "statistics"]
+    assert doubler.get("/v2").json["extensions"] == ["binary_tensor_data", "model_configuration"]
     assert doubler.get("/v2/health/live").json == {"live": True}
     assert doubler.get("/v2/health/ready").json == {"ready": True}
 

@@ -258,7 +258,8 @@ class Endpoints:
             self._refuse(request, 400, str(e))
 
     def _extensions(self) -> list[str]:
-        extensions = ["binary_tensor_data", "model_configuration", "statistics"]
+        # Statistics are served too, but perf_analyzer, told so, reads versions as numbers and dies of a revision's name.
+        extensions = ["binary_tensor_data", "model_configuration"]
         return [*extensions, "system_shared_memory"] if self._regions.enabled else extensions
 
     def _revisions(self) -> list[str]:
