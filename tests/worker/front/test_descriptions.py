@@ -110,7 +110,7 @@ def test_the_openapi_document_is_served_and_each_of_its_paths_is_there(doubler: 
 
 @pytest.mark.parametrize("shared_memory", [False, True])
 def test_the_openapi_document_names_exactly_the_paths_that_there_are(shared_memory: bool) -> None:
-    document = openapi("1", shared_memory)
+    document = openapi("1", "m", ["r"], shared_memory)
     names = {"{model}": "m", "{revision}": "r", "{region}": "s"}
     actions = set()
     for template, item in document["paths"].items():

@@ -211,7 +211,8 @@ class Endpoints:
             case "server":
                 self._say(request, 200, {"name": "trtmodel", "version": _version(), "extensions": self._extensions()})
             case "openapi":
-                self._say(request, 200, openapi(_version(), self._regions.enabled))
+                document = openapi(_version(), self._model, self._revisions(), self._regions.enabled)
+                self._say(request, 200, document)
             case "repository-index":
                 self._say(request, 200, describe.index(self._model, list(self._router.loaded.values())))
             case "repository-change":
@@ -258,7 +259,7 @@ class Endpoints:
             self._refuse(request, 400, str(e))
 
     def _extensions(self) -> list[str]:
-        # Statistics are served too, but perf_analyzer, told so, reads versions as numbers and dies of a revision's name.
+        # Statistics are served, too; but perf_analyzer, told so, reads versions as numbers and dies of a revision's name
         extensions = ["binary_tensor_data", "model_configuration"]
         return [*extensions, "system_shared_memory"] if self._regions.enabled else extensions
 

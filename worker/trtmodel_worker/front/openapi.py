@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 Document = dict[str, Any]
@@ -24,8 +25,8 @@ _WHY = {
 }
 
 
-def openapi(version: str, shared_memory: bool) -> Document:
-    """`shared_memory`: its paths are there."""
+def openapi(version: str, model: str, revisions: Sequence[str], shared_memory: bool) -> Document:
+    """`revisions`: those that can be named now. `shared_memory`: its paths are there."""
     paths: Document = {
         "/v2": {"get": _read("What the server is and can do", _ref("ServerMetadata"))},
         "/v2/health/live": {"get": _read("Is the server alive?", _flag("live"))},
@@ -34,15 +35,15 @@ def openapi(version: str, shared_memory: bool) -> Document:
         "/v2/repository/index": {"post": _post("All revisions, and whether they can answer", _ref("Index"))},
         "/openapi.json": {"get": _read("This document", {"type": "object"})},
     }
-    model, revision = _parameter("model"), _parameter("revision")
+    named, version_named = _parameter("model", [model]), _parameter("revision", revisions)
     for prefix, parameters in (
-        ("/v2/models/{model}", [model]),
-        ("/v2/models/{model}/versions/{revision}", [model, revision]),
+        ("/v2/models/{model}", [named]),
+        ("/v2/models/{model}/versions/{revision}", [named, version_named]),
     ):
         paths |= _of_model(prefix, parameters)
     for change in ("load", "unload"):
         operation = _post("Always refused: the TRTModel decides what is loaded", None, "404")
-        paths[f"/v2/repository/models/{{model}}/{change}"] = {"parameters": [model], "post": operation}
+        paths[f"/v2/repository/models/{{model}}/{change}"] = {"parameters": [named], "post": operation}
     if shared_memory:
         paths |= _of_memory("/v2/systemsharedmemory", [])
         paths |= _of_memory("/v2/systemsharedmemory/region/{region}", [_parameter("region")])
@@ -145,8 +146,9 @@ def _ref(name: str) -> Document:
     return {"$ref": f"#/components/schemas/{name}"}
 
 
-def _parameter(name: str) -> Document:
-    return {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+def _parameter(name: str, values: Sequence[str] = ()) -> Document:
+    schema = {"type": "string", "enum": list(values)} if values else {"type": "string", "minLength": 1}
+    return {"name": name, "in": "path", "required": True, "schema": schema}
 
 
 def _object(required: list[str], **properties: Document) -> Document:
