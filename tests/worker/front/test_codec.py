@@ -10,9 +10,10 @@ import pytest
 from trtmodel_contract.identity import LoadKey, Profile, ShapeRange
 from trtmodel_contract.manifest import Blob, Manifest, MemoryNeed, TensorSpec
 from trtmodel_worker.front.calls import Failed
-from trtmodel_worker.front.models import MAX_BYTES_TENSOR, Admission, Invalid
+from trtmodel_worker.front.models import Admission, Invalid
 from trtmodel_worker.front.sharedmemory import Regions
 from trtmodel_worker.front.v2 import HEADER_LENGTH, Codec
+from trtmodel_worker.host.arena import MAX_BYTES_TENSOR
 
 OFF = Regions("")
 

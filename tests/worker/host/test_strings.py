@@ -14,15 +14,15 @@ from host_harness import HostProcess
 from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto
-from trtmodel_contract.identity import LoadKey, Profile, ShapeRange
+from trtmodel_contract.codec import dumps
+from trtmodel_contract.identity import Profile, ShapeRange
 from trtmodel_contract.manifest import Golden, Manifest, MemoryNeed, TensorSpec
 from trtmodel_worker.engines.base import InvalidInput
 from trtmodel_worker.engines.registry import runtime
-from trtmodel_worker.front import models as front_models
 from trtmodel_worker.host import strings
 from trtmodel_worker.host.arena import MAX_BYTES_TENSOR, plan_layout
 from trtmodel_worker.host.wire import FailureClass, run_message
-from worker_harness import REVISION_1, Bucket
+from worker_harness import REVISION_1, Bucket, Operator
 
 STRING = TensorProto.STRING
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
@@ -72,7 +72,6 @@ def test_no_bytes_make_the_reader_fail_in_another_way(data: bytes, count: int) -
 
 
 def test_an_input_that_the_front_lets_through_has_room_in_its_region() -> None:
-    assert front_models.MAX_BYTES_TENSOR <= MAX_BYTES_TENSOR
     spec = TensorSpec("s", "BYTES", (-1,))
     profile = Profile({"s": ShapeRange((1,), (1,), (4,))})
     layout = plan_layout((spec, spec), (TensorSpec("t", "BYTES", (-1,)),), (profile,), 2, 12_345)
@@ -96,7 +95,7 @@ def echo(bucket: Bucket, path: Path) -> Manifest:
     np.savez(buffer, i0=words, i1=numbers, o0=words, o1=np.array([1, 0], np.float32))
     golden = Golden(bucket.store.put_bytes(buffer.getvalue()), 2, {"y": 0.0})
     return Manifest(
-        REVISION_1, LoadKey("ONNXRuntime", "1", "cpu"), 1, "", {}, "0" * 64,
+        REVISION_1, runtime("ONNXRuntime").load_key(), 1, "", {}, "0" * 64,
         bucket.store.put_bytes(path.read_bytes()), engine.inputs, engine.outputs, (profile,), MemoryNeed(0, 0),
         (golden,), {}, "2026-01-01T00:00:00Z",
     )  # fmt: skip
@@ -173,3 +172,24 @@ def test_a_host_whose_strings_differ_from_those_of_the_build_is_refused(bucket: 
         refused = process.refused()
         assert refused.reason == "SelfTestFailed"
         assert "output 't' at [0, 0] is a, it was b when built" in refused.message
+
+
+def test_a_client_gets_the_strings_that_it_sent(
+    start_worker: Any, bucket: Bucket, operator: Operator, tmp_path: Path
+) -> None:
+    manifest = echo(bucket, tmp_path / "m")
+    digest = bucket.store.put_bytes(dumps(manifest)).digest
+    worker = start_worker(TRTMODEL_RUNTIME="ONNXRuntime")
+    worker.point(operator.artifact(REVISION_1, digest), load_key=manifest.load_key)
+    worker.start()
+    worker.wait_ready()
+    for words in (["a", "ü"], ["", "x" * 3000], ["a", "ü"]):
+        document = {
+            "inputs": [
+                {"name": "s", "datatype": "BYTES", "shape": [1, 2], "data": words},
+                {"name": "x", "datatype": "FP32", "shape": [1], "data": [3.0]},
+            ]
+        }
+        answer = worker.infer(document)
+        assert answer.status == 200, answer.body
+        assert [output["data"] for output in answer.json["outputs"]] == [words, [3.0]]

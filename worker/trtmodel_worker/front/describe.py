@@ -62,7 +62,7 @@ def max_batch_size(engine: Engine) -> int:
     """Most rows of one request; 0 if the model has no batch dimension."""
     if not engine.admission.batched:
         return 0
-    return max(rule.bounds[0][1] for rule in engine.admission.rules)
+    return min(rule.bounds[0][1] for rule in engine.admission.rules)
 
 
 def _tensor(spec: TensorSpec) -> Document:

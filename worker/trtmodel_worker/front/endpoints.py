@@ -259,7 +259,7 @@ class Endpoints:
             self._refuse(request, 400, str(e))
 
     def _extensions(self) -> list[str]:
-        # Statistics are served, too; but perf_analyzer, told so, reads versions as numbers and dies of a revision's name
+        # Statistics are served, too; but perf_analyzer, told so, reads versions as numbers, and dies of a revision
         extensions = ["binary_tensor_data", "model_configuration"]
         return [*extensions, "system_shared_memory"] if self._regions.enabled else extensions
 

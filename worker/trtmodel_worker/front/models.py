@@ -11,11 +11,10 @@ from trtmodel_contract.manifest import Manifest, TensorSpec
 
 from trtmodel_worker.engines.base import DTYPES
 from trtmodel_worker.front.jsoncodec import BadJson, check_elements, short, values_to_bytes
+from trtmodel_worker.host.arena import MAX_BYTES_TENSOR
 
 Shape = tuple[int, ...]
 BYTES = "BYTES"
-MAX_BYTES_TENSOR = 1 << 20
-"""Bytes of one BYTES input in its binary form: its size does not follow from its shape."""
 _BINARY_ONLY = ("FP16",)
 
 
