@@ -1,6 +1,6 @@
 """A runtime that is plugged in from outside, as another package would be: its plan is JSON that says how it behaves.
 
-{"factor": 2.0}                      every output is the input of the same place times factor
+{"factor": 2.0}                      every output is the input of the same place times factor (strings as they are)
 "mode": "nonzero" | "inf"            other ways to answer; "centred": less the mean of the batch
 "work": seconds per run              "first": more seconds for the first run of a shape on a lane
 "load": seconds to load              "refuse": why it cannot be loaded
@@ -95,6 +95,8 @@ class TestLane:
         out = allocate(spec.name, array.dtype, array.shape)
         if mode == "inf":
             out[...] = np.inf
+        elif array.dtype == np.object_:
+            out[...] = array
         elif mode == "centred":
             out[...] = array - array.mean(axis=0, keepdims=True)
         elif array.dtype == np.bool_:

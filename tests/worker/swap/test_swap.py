@@ -25,7 +25,7 @@ from worker_harness import (
     eventually,
 )
 
-BYTES = (TensorSpec("x", "BYTES", (1,)),)
+BF16 = (TensorSpec("x", "BF16", (1,)),)
 FACTORS = {REVISION_1: 1.0, REVISION_2: 2.0, REVISION_3: 3.0}
 
 
@@ -176,7 +176,7 @@ def test_a_signature_for_another_model_or_by_another_key_is_refused_before_anyth
         ({"profiles": ()}, "Unservable", "no profile"),
         ({"change": lambda m: replace(m, golden=())}, "SelfTestFailed", "no golden"),
         ({"change": lambda m: replace(m, revision="eeeeeeeeee")}, "RevisionMismatch", "eee"),
-        ({"change": lambda m: replace(m, inputs=BYTES, profiles=())}, "Unservable", "BYTES"),
+        ({"change": lambda m: replace(m, inputs=BF16, profiles=())}, "Unservable", "BF16"),
     ],
 )  # fmt: skip
 def test_an_engine_that_may_not_serve_here_is_refused_with_the_reason(
