@@ -24,6 +24,14 @@ def check(
 ) -> Graph:
     """The graph of a model that can be built. `what` names the file in messages: URI, size and digest. Raises
     Rejected."""
+    graph, quantized = graph_of(source, what, builder)
+    require(graph, quantized, builder, settings, task, calibration_method)
+    return graph
+
+
+def graph_of(source: Path, what: str, builder: Builder) -> tuple[Graph, bool]:
+    """The graph of a model that the runtime can run, whatever is wanted of it, and whether it is quantized already.
+    Raises Rejected."""
     try:
         model = _parse(source, what)
         quantized = any(node.op_type in _QUANTIZERS for node in model.graph.node)
@@ -34,10 +42,16 @@ def check(
         _check_structure(source)
     except ValueError as e:  # weights of another size than their shape says, names that are no UTF-8
         raise Rejected(Reason.MODEL_INVALID, f"{what} is damaged: {e}") from e
+    return graph, quantized
+
+
+def require(
+    graph: Graph, quantized: bool, builder: Builder, settings: EngineSettings, task: Task, method: str | None
+) -> None:
+    """The graph can be built with these settings and calibration method, and verified as `task`. Raises Rejected."""
     profiles.check(graph, settings.profiles)
-    builder.require(settings, calibration_method, quantized)
+    builder.require(settings, method, quantized)
     _check_task(graph, task)
-    return graph
 
 
 def _parse(source: Path, what: str) -> onnx.ModelProto:

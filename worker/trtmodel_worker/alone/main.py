@@ -1,0 +1,170 @@
+"""``trtmodel check | build | verify | serve``: what the Jobs and workers of a cluster do, on this machine.
+
+Progress and errors go to standard error. Exit codes: 0 done; 1 something outside failed, try again; 2 the command line
+cannot be used; 42 the model cannot be used so, or the gate failed; 44 the gate needs more samples; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from trtmodel_contract.gate import Task, Thresholds
+from trtmodel_contract.version import product_version
+
+from trtmodel_worker.alone import serve
+from trtmodel_worker.alone.home import Home, default_home
+from trtmodel_worker.alone.say import say
+from trtmodel_worker.storage import StorageError
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
+PRECISIONS = ("FP32", "FP16", "BF16", "INT8", "FP8")
+MOST_BATCH = 4096
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Console entry. Returns the exit code."""
+    options = _parser().parse_args(arguments)
+    signal.signal(signal.SIGTERM, _interrupt)
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(message)s")
+    home = Home(options.cache.expanduser().absolute())
+    try:
+        home.prepare()
+        code = _serve(options, home) if options.command == "serve" else _of_engine(options, home)
+    except KeyboardInterrupt:
+        say("interrupted")
+        code = EXIT_INTERRUPTED
+    except StorageError as e:
+        say(e.message)
+        code = EXIT_FAILED
+    return code
+
+
+def _of_engine(options: argparse.Namespace, home: Home) -> int:
+    from trtmodel_worker.alone import commands  # ONNX and its runtime, which what serves does without
+
+    return commands.run(options, home)
+
+
+def _serve(options: argparse.Namespace, home: Home) -> int:
+    name = options.name or _name_of(options.model)
+    if not _NAME.fullmatch(name):
+        say(f"{name!r} cannot name a model: give up to 63 letters, digits, '.', '_' and '-' with --name")
+        return EXIT_USAGE
+    serving = serve.Serving(
+        name, options.host, options.http, options.grpc, options.metrics, options.contexts, options.hosts
+    )
+    try:
+        serve.require_ports(serving)
+        # In a process of its own: what builds needs much memory, and what serves should not keep it.
+        command = [sys.executable, "-m", "trtmodel_worker.alone.main", "build", *_of_build(options)]
+        built = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+        if built.returncode:
+            return built.returncode if built.returncode > 0 else EXIT_FAILED
+        digest = built.stdout.split()[-1]
+        return serve.run(serving, digest, home.store().get_manifest(digest), home)
+    except serve.Unusable as e:
+        say(str(e))
+        return EXIT_USAGE
+
+
+def _of_build(options: argparse.Namespace) -> list[str]:
+    """The command line that builds what `options` serve."""
+    values = {
+        "--cache": options.cache,
+        "--runtime": options.runtime,
+        "--precision": options.precision,
+        "--max-batch": options.max_batch,
+        "--calibration": options.calibration,
+    }
+    named = [f"{name}={value}" for name, value in values.items() if value]
+    return [*named, *(f"--shape={text}" for text in options.shape), "--", options.model]
+
+
+def _name_of(model: str) -> str:
+    """The file's name without its end, in characters that a URL needs no escapes for."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", Path(model.partition("?")[0]).stem).strip("-._")[:63] or "model"
+
+
+def _interrupt(_number: int, _frame: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def _parser() -> argparse.ArgumentParser:
+    _, _, rest = (__doc__ or "").partition("\n\n")
+    what = "What the Jobs and workers of a cluster do, on this machine."
+    parser = argparse.ArgumentParser(prog="trtmodel", description=what, epilog=rest)
+    parser.add_argument("--version", action="version", version=product_version())
+    commands = parser.add_subparsers(required=True, dest="command", metavar="command")
+    _model_command(commands, "check", "can it be built and served? Shows inputs, outputs and shapes")
+    _model_command(commands, "build", "build the engine into the local store, and print its digest")
+    verify = _model_command(commands, "verify", "measure the engine against the original on your data")
+    verify.add_argument(
+        "--dataset", required=True, help="npz: arrays named as the inputs, optional labels; path or URI"
+    )
+    verify.add_argument("--samples", type=_number(1, 10_000_000), default=2000, metavar="N")
+    verify.add_argument("--task", choices=[task.value for task in Task], default=Task.RAW.value)
+    limits = Thresholds()
+    verify.add_argument("--top1-delta", type=float, default=limits.top1_delta, metavar="SHARE")
+    verify.add_argument("--rmse-increase", type=float, default=limits.rmse_increase, metavar="SHARE")
+    verify.add_argument("--cosine", type=float, default=limits.cosine, metavar="LEAST")
+    server = _model_command(commands, "serve", "build if need be, and answer the Open Inference Protocol v2")
+    server.description = (
+        "Serves the model until Ctrl-C. No signature of an operator is checked, as there is none. Other settings of "
+        "workers are environment variables TRTMODEL_*."
+    )
+    server.add_argument("--name", default="", help="of the model in URLs (default: that of the file)")
+    server.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    server.add_argument("--http", type=_number(1, 65535), default=8080, metavar="PORT", help="default: %(default)s")
+    server.add_argument(
+        "--grpc", type=_number(0, 65535), default=9000, metavar="PORT", help="default: %(default)s; 0: none"
+    )
+    server.add_argument("--metrics", type=_number(1, 65535), default=8082, metavar="PORT", help="default: %(default)s")
+    server.add_argument("--contexts", type=_contexts, default="1", metavar="N|Auto", help="batches at the same time")
+    server.add_argument("--hosts", type=_number(1, 8), default=1, metavar="N", help="engine processes")
+    return parser
+
+
+def _model_command(commands: Any, name: str, text: str) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text)
+    parser.add_argument("model", help="an ONNX file: a path, or an s3://, https:// or file:// URI")
+    parser.add_argument("--runtime", default="ONNXRuntime", help="default: %(default)s")
+    parser.add_argument("--precision", choices=PRECISIONS, default="FP32", help="default: %(default)s")
+    parser.add_argument("--calibration", default="", metavar="NPZ", help="data for INT8; path or URI")
+    parser.add_argument(
+        "--shape", action="append", default=[], metavar="NAME:SIZES", help="of an input, such as x:1-32x3x224x224"
+    )
+    parser.add_argument(
+        "--max-batch", type=_number(1, MOST_BATCH), default=32, metavar="N", help="where free (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--cache", type=Path, default=default_home(), metavar="DIR", help="files and engines (default: %(default)s)"
+    )
+    return parser
+
+
+def _number(low: int, high: int) -> Callable[[str], int]:
+    def read(text: str) -> int:
+        if not text.isascii() or not text.isdigit() or not low <= int(text) <= high:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number from {low} to {high}")
+        return int(text)
+
+    return read
+
+
+def _contexts(text: str) -> str:
+    return text if text == "Auto" else str(_number(1, 64)(text))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
