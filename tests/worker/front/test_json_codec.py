@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trtmodel_worker.front.jsoncodec import (
     MAX_CONTAINERS,
+    MAX_TEXTS,
     BadJson,
     check_elements,
     may_hold_booleans,
@@ -73,6 +74,13 @@ def test_too_many_arrays_are_refused_before_they_are_made() -> None:
     parse_object(b'{"a":[' + b"[]," * (MAX_CONTAINERS - 10) + b"1]}")
     with pytest.raises(BadJson, match="send the data flat"):
         parse_object(b'{"a":[' + b"[]," * MAX_CONTAINERS + b"1]}")
+
+
+def test_too_many_keys_or_texts_are_refused_before_they_are_made() -> None:
+    parse_object(b'{"a":[' + b'"",' * (MAX_TEXTS - 1) + b"1]}")
+    for unit in (b'"",', b'"\\n",'):
+        with pytest.raises(BadJson, match="as binary data"):
+            parse_object(b'{"a":[' + unit * MAX_TEXTS + b"1]}")
 
 
 @given(json_objects)

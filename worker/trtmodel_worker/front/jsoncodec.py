@@ -1,11 +1,11 @@
 """JSON, strictly and fast: documents in, tensors' values in and out.
 
 orjson parses: UTF-8 only, no NaN, no infinity, numbers as JSON has them. It keeps the last of two equal keys, and says
-nothing of it, so the keys are counted against the colons of the text; only where that does not come out even (a text
-with escapes, a key given twice) a slower parser that looks at every key decides.
+nothing of it, so the keys are counted against the colons of the text; only where that does not come out even a slower
+parser that looks at every key decides.
 
-It holds the interpreter while it works: 6 ms for each MiB of numbers (TRTMODEL_MAX_JSON_BYTES bounds that), and it
-would be a hundred for each MiB of empty arrays, so their number is bounded too.
+It holds the interpreter while it works: 6 ms for each MiB of numbers (TRTMODEL_MAX_JSON_BYTES bounds that). It would be
+a hundred for each MiB of empty arrays or texts, so their number is bounded too.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import orjson
 
 MAX_CONTAINERS = 1 << 16
 """Arrays and objects in one document. A tensor of 64 images that is nested to its last dimension has 43,000."""
+MAX_TEXTS = 1 << 16
 _CODES = {
     "INT8": "b", "INT16": "h", "INT32": "i", "INT64": "q", "UINT8": "B", "UINT16": "H", "UINT32": "I", "UINT64": "Q",
     "FP32": "f", "FP64": "d",
@@ -40,13 +41,15 @@ def parse_object(text: bytes) -> dict[str, Any]:
     """A JSON object in which no key is given twice. Raises BadJson."""
     if text.count(b"[") + text.count(b"{") > MAX_CONTAINERS:
         raise BadJson(f"has more than {MAX_CONTAINERS:,} arrays and objects: send the data flat, or as binary data")
+    if text.count(b'"') > 2 * MAX_TEXTS:
+        raise BadJson(f"has more than {MAX_TEXTS:,} keys and texts: send the data as binary data")
     try:
         document = orjson.loads(text)
     except ValueError as e:
         raise BadJson(f"is not JSON: {str(e)[:200]}") from e
     if type(document) is not dict:
         raise BadJson(f"must be a JSON object, not {short(document)}")
-    if b"\\" in text or text.count(b":") != _colons(document):
+    if text.count(b":") != _colons(document) or b"\\u003" in text:  # an escape that may be a colon
         _refuse_repeated_keys(text)
     return document
 
@@ -163,8 +166,8 @@ def _strings(values: list[Any]) -> bytes:
 
 
 def _colons(value: Any) -> int:
-    """How many colons the text of a value without escapes must have. Lists of numbers are passed over: too low a number
-    only means that the slower parser looks."""
+    """How many colons the text of a value must have, if none is written as an escape. Lists of numbers are passed over:
+    too low a number only means that the slower parser looks."""
     if isinstance(value, dict):
         found: int = len(value) + sum(key.count(":") + _colons(item) for key, item in value.items())
         return found
