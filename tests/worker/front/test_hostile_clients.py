@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from http_harness import Client, Recorder
 from trtmodel_contract.manifest import TensorSpec
-from trtmodel_worker.front.http import Connection, HttpServer
-from trtmodel_worker.front.request import Refusal, Request
+from trtmodel_worker.front.http import HttpServer
 from worker_harness import REVISION_1, Bucket, Operator, WorkerProcess, eventually, fp32
 
 BODY = json.dumps(fp32([1, 2, 3, 4], [1, 4])).encode()
@@ -150,54 +150,18 @@ def test_idle_connections_give_way_before_descriptors_run_out(
         assert worker.report().models
 
 
-class FakeTransport:
-    def __init__(self) -> None:
-        self.written = b""
-
-    def write(self, data: bytes) -> None:
-        self.written += data
-
-    def is_closing(self) -> bool:
-        return False
-
-    def can_write_eof(self) -> bool:
-        return False
-
-
-class FakeLoop:
-    now = 1000.0
-
-    def time(self) -> float:
-        return self.now
-
-
-class Anything:
-    """An App that takes bodies up to 8 MiB and answers nothing."""
-
-    def admit(self, request: Request, length: int | None, /) -> int | Refusal:
-        return 8 * MIB
-
-    def handle(self, request: Request) -> None: ...
-
-
 @pytest.mark.parametrize(("per_second", "answered"), [(100, True), (80_000, False)])
 def test_a_body_that_drips_in_gives_its_room_back_and_one_that_flows_does_not(per_second: int, answered: bool) -> None:
-    loop, transport = FakeLoop(), FakeTransport()
-    server = HttpServer(Anything(), 10 * MIB, 10)
-    connection = Connection(server, loop)  # type: ignore[arg-type]
-    connection.connection_made(transport)  # type: ignore[arg-type]
-
-    def arrive(data: bytes) -> None:
-        connection.get_buffer(0)[: len(data)] = data
-        connection.buffer_updated(len(data))
-
-    arrive(POST + b"Content-Length: %d\r\n\r\n" % (8 * MIB))
+    server = HttpServer(Recorder(8 * MIB), 10 * MIB, 10)
+    client = Client(server)
+    loop, transport = client.loop, client.transport
+    client.send(POST + b"Content-Length: %d\r\n\r\n" % (8 * MIB))
     assert server.staged == 8 * MIB
     for _ in range(60):
         loop.now += 1.0
-        connection.check(loop.now)
+        client.connection.check(loop.now)
         if transport.written:
             break
-        arrive(b" " * per_second)
+        client.send(b" " * per_second)
     assert transport.written.startswith(b"HTTP/1.1 408 ") == answered
     assert server.staged == (0 if answered else 8 * MIB)
