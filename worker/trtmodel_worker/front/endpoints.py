@@ -25,6 +25,7 @@ from trtmodel_worker.front.request import JSON_HEAD, Refusal, Request
 from trtmodel_worker.front.router import Router
 from trtmodel_worker.front.sharedmemory import Regions
 from trtmodel_worker.front.statistics import statistics
+from trtmodel_worker.front.tracing import CLIENT_GONE, Tracing
 from trtmodel_worker.front.v2 import HEADER_LENGTH, Plan, error_with_id
 
 log = logging.getLogger(__name__)
@@ -58,6 +59,7 @@ class Endpoints:
         limits: Limits,
         is_ready: Callable[[], bool],
         shared_memory_prefix: str = "",
+        tracing: Tracing | None = None,
     ) -> None:
         self._model = model
         self._runtime = runtime
@@ -66,6 +68,7 @@ class Endpoints:
         self._is_ready = is_ready
         self._regions = Regions(shared_memory_prefix)
         self._compression = Compression()
+        self._tracing = tracing or Tracing()
         self.unrouted: dict[int, int] = {}  # answers that no engine had a part in, by status
         self._hot = f"/v2/models/{model}/infer".encode()
         self._hot_path = Path("infer", model)
@@ -152,6 +155,8 @@ class Endpoints:
         engine = self._engine(request, path.revision)
         if engine is None:
             return
+        if b"traceparent" in request.headers:
+            request.span = self._tracing.begin(request.headers)
         if engine.state is EngineState.FAILED:
             self._finish(request, engine, 503, error_with_id("the engine's hosts keep failing", None), _RETRY_AFTER)
             return
@@ -176,8 +181,12 @@ class Endpoints:
             functools.partial(self._answer, request, plan),
             functools.partial(self._fail, request, engine, plan),
         )
-        request.on_gone = call.cancel
+        request.on_gone = call.cancel if request.span is None else functools.partial(self._gone, request, engine, call)
         engine.submit(call)
+
+    def _gone(self, request: Request, engine: Engine, call: Call) -> None:
+        self._traced(request, engine, CLIENT_GONE)
+        call.cancel()
 
     def _answer(self, request: Request, plan: Plan, outputs: Outputs, engine: Engine) -> None:
         try:
@@ -186,10 +195,11 @@ class Endpoints:
             self._fail(request, engine, plan, e)
             return
         engine.stats.count_response(200)
+        extra = engine.header if request.span is None else self._traced(request, engine, 200)
         if b"accept-encoding" in request.headers:
-            self._compression.respond(request, 200, headers, body, engine.header)
+            self._compression.respond(request, 200, headers, body, extra)
         else:
-            request.respond(200, body, headers + engine.header)
+            request.respond(200, body, headers + extra)
 
     def _fail(self, request: Request, engine: Engine, plan: Plan, failure: Failed) -> None:
         extra = _RETRY_AFTER if failure.status == 503 else b""
@@ -197,7 +207,16 @@ class Endpoints:
 
     def _finish(self, request: Request, engine: Engine, status: int, body: bytes, extra: bytes = b"") -> None:
         engine.stats.count_response(status)
-        request.respond(status, body, JSON_HEAD + extra + engine.header)
+        request.respond(status, body, JSON_HEAD + extra + self._traced(request, engine, status))
+
+    @staticmethod
+    def _traced(request: Request, engine: Engine, status: int) -> bytes:
+        """The header lines of an answer that `engine` gave, to a request that is traced."""
+        span = request.span
+        if span is None:
+            return engine.header
+        span.end(status, engine.revision)
+        return engine.header + span.header
 
     # -- everything else
 

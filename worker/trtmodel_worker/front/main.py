@@ -15,6 +15,7 @@ from trtmodel_worker.front.control import ControlEndpoints
 from trtmodel_worker.front.endpoints import Endpoints, Limits
 from trtmodel_worker.front.http import HttpServer
 from trtmodel_worker.front.metrics import MetricsEndpoints
+from trtmodel_worker.front.tracing import Tracing, recorder_of
 from trtmodel_worker.front.worker import Worker
 from trtmodel_worker.gateway.supervisor import Gateway
 from trtmodel_worker.settings import MIB, Settings, SettingsError, from_environment
@@ -23,6 +24,7 @@ log = logging.getLogger(__name__)
 _PR_SET_DUMPABLE = 4
 _FINISH_SECONDS = 30.0  # with the drain delay within the pod's grace period of 60 s
 _RELEASE_SECONDS = 20.0
+_EXPORT_SECONDS = 2.0  # for the last spans
 _MOST_CONNECTIONS = 16384
 _MOST_INNER_CONNECTIONS = 64  # of the control and the metrics port
 
@@ -48,8 +50,9 @@ async def serve(settings: Settings) -> int:
     """Run the worker. Returns when it was told to end and has answered everything."""
     worker = Worker(settings)
     limits = Limits(settings.body_bytes, settings.json_bytes, settings.request_seconds)
+    tracing = Tracing(recorder_of(os.environ, settings.model))
     endpoints = Endpoints(
-        settings.model, settings.runtime, worker.router, limits, worker.is_ready, settings.shared_memory_prefix
+        settings.model, settings.runtime, worker.router, limits, worker.is_ready, settings.shared_memory_prefix, tracing
     )
     server = HttpServer(endpoints, settings.staging_bytes, _most_connections())
     control = HttpServer(ControlEndpoints(worker), 64 * MIB, _MOST_INNER_CONNECTIONS)
@@ -87,6 +90,8 @@ async def serve(settings: Settings) -> int:
         await asyncio.wait_for(work, _RELEASE_SECONDS)
     await control.close(0.0)
     await metrics.close(0.0)
+    with contextlib.suppress(asyncio.TimeoutError):
+        await asyncio.wait_for(asyncio.to_thread(tracing.close), _EXPORT_SECONDS)
     log.info("everything was answered")
     return 0
 

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from trtmodel_worker.front.tracing import Span
+
 JSON_HEAD = b"content-type: application/json\r\n"
 
 
@@ -43,7 +45,8 @@ class Request:
     """`path` and `query` as sent, still percent-encoded. Header names are in lower case."""
 
     __slots__ = (
-        "body", "connection", "ending", "gone", "headers", "method", "on_gone", "path", "query", "refusal", "staged",
+        "body", "connection", "ending", "gone", "headers", "method", "on_gone", "path", "query", "refusal", "span",
+        "staged",
     )  # fmt: skip
 
     def __init__(self, connection: Answerer, method: bytes, target: bytes, headers: dict[bytes, bytes]) -> None:
@@ -57,6 +60,7 @@ class Request:
         self.gone = False
         self.refusal: Refusal | None = None
         self.on_gone: Callable[[], object] | None = None
+        self.span: Span | None = None  # of a request that is traced
 
     def respond(self, status: int, body: bytes, headers: bytes = JSON_HEAD) -> None:
         """`headers`: complete lines, content type included. Does nothing if the client is gone."""
