@@ -48,6 +48,59 @@ def test_A22_an_output_whose_shape_depends_on_data_has_its_real_shape_each_time(
             found = run(lane, x=np.array(values, np.float32))["y"]
             assert found.tolist() == expected
             assert found.shape == (1, len(expected[0]))
+        x = np.array([1, 2, 3], np.float32)
+        assert lane.bind({"x": x}, lambda _name, dtype, shape: np.empty(shape, dtype)) is None  # it was wrong once
+
+
+def test_outputs_whose_shape_the_graph_does_not_tell_are_written_in_place_from_the_second_run_on(
+    tmp_path: Path,
+) -> None:
+    path = models.save(
+        tmp_path / "m", [models.node("Slice", ["x", "from", "to"], ["y"])], [("x", models.FLOAT, ("n", 2))],
+        [("y", models.FLOAT, ("k", 2))], {"from": np.array([0], np.int64), "to": np.array([1 << 30], np.int64)},
+    )  # fmt: skip
+    lane = load(path).create_lane()
+    for rows in (1, 3):
+        x = np.full((rows, 2), rows, np.float32)
+        mine = np.zeros((rows, 2), np.float32)
+        assert lane.bind({"x": x}, lambda *_, mine=mine: mine) is None
+        assert run(lane, x=x)["y"].tolist() == x.tolist()
+        bound = lane.bind({"x": x}, lambda *_, mine=mine: mine)
+        for value in (5, 6):
+            x[...] = value
+            assert bound.run()
+            assert mine.tolist() == x.tolist()
+
+
+def test_a_bound_run_reads_its_inputs_anew_each_time(tmp_path: Path) -> None:
+    lane = load(models.relu(tmp_path / "m")).create_lane()
+    x, mine = np.zeros((2, 4), np.float32), np.zeros((2, 4), np.float32)
+    bound = lane.bind({"x": x}, lambda *_: mine)
+    for value in (1.0, -1.0, 7.0):
+        x[...] = value
+        assert bound.run()
+        assert mine.tolist() == [[max(value, 0.0)] * 4] * 2
+    assert bound.outputs["y"] is mine
+
+
+def test_an_array_with_gaps_is_refused_and_not_read_wrongly(tmp_path: Path) -> None:
+    lane = load(models.relu(tmp_path / "m")).create_lane()
+    with pytest.raises(InvalidInput, match="not C-contiguous"):
+        run(lane, x=np.zeros((2, 8), np.float32)[:, ::2])
+
+
+def test_strings_come_and_go_as_str(tmp_path: Path) -> None:
+    shape = ("n", 2)
+    path = models.save(
+        tmp_path / "m", [models.node("Identity", ["s"], ["t"])], [("s", TensorProto.STRING, shape)],
+        [("t", TensorProto.STRING, shape)],
+    )  # fmt: skip
+    engine = load(path)
+    assert (engine.inputs[0].datatype, engine.outputs[0].datatype) == ("BYTES", "BYTES")
+    lane = engine.create_lane()
+    words = np.array([["a", ""], ["ü", "\U0001f600"]], np.object_)
+    assert lane.bind({"s": words}, lambda *_: words) is None
+    assert run(lane, s=words)["t"].tolist() == words.tolist()
 
 
 def test_A07_strided_and_foreign_arrays_made_contiguous_give_the_same_answer(tmp_path: Path) -> None:

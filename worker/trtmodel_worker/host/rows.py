@@ -22,6 +22,7 @@ from trtmodel_worker.host.warming import batch_range
 
 _MOST_ROWS = 4  # golden rows that are tried
 _MOST_TOGETHER = 16  # rows of a batch
+_MOST_BYTES = 64 << 20  # of a batch's inputs, unless two rows are more
 
 Rows = Mapping[str, Array]
 
@@ -42,7 +43,9 @@ def why_not_batchable(lane: Lane, manifest: Manifest, samples: Sequence[Sample],
                     raise _Seen(f"{kind} {spec.name!r} of shape {list(spec.shape)} has no free leading dimension")
         sample = max(samples, key=lambda sample: _count(sample.inputs))
         low, high = _allowed(manifest, sample.inputs)
-        _try(lane, manifest.outputs, sample, low, min(high, max(low, _MOST_TOGETHER)), pace)
+        row_bytes = sum(array.nbytes for array in sample.inputs.values()) // max(1, _count(sample.inputs))
+        most = min(_MOST_TOGETHER, _MOST_BYTES // max(1, row_bytes))
+        _try(lane, manifest.outputs, sample, low, min(high, max(low, 2, most)), pace)
     except _Seen as e:
         return str(e)
     except (InvalidInput, Recoverable, OutOfMemory) as e:

@@ -39,7 +39,10 @@ DATATYPES = {
     "tensor(string)": "BYTES",
 }
 _INPUT_WORDS = ("out of data bounds", "INVALID_ARGUMENT")  # such as an id beyond an embedding's rows
+_MOST_SEEN = 256  # shapes of a lane whose outputs' shapes are remembered
 _ALLOCATION_WORDS = ("failed to allocate memory", "bad_alloc", "out of memory")
+
+Shapes = tuple[tuple[int, ...], ...]
 
 
 def session_options(threads: int, level: ort.GraphOptimizationLevel) -> ort.SessionOptions:
@@ -84,9 +87,10 @@ class OnnxLane:
         dtypes = [*self._dtypes.values(), *(dtype for _, dtype, _ in self._outputs)]
         self._bindable = not any(dtype.hasobject for dtype in dtypes)
         self._foreseen = self._bindable
+        self._seen: dict[Shapes, Shapes] = {}
 
     def run(self, inputs: Mapping[str, Array], allocate: Allocate) -> Mapping[str, Array]:
-        """See the Lane protocol. `allocate` is called again for an output only if the graph lies about its shape."""
+        """See the Lane protocol. `allocate` is called again for an output only if its shape was foreseen wrongly."""
         bound = self.bind(inputs, allocate)
         if bound is not None and bound.run():
             return bound.outputs
@@ -98,12 +102,14 @@ class OnnxLane:
         shapes = self._foresee(inputs) if self._foreseen else None
         if shapes is None:
             return None
-        outputs = {name: allocate(name, dtype, shapes[name]) for name, dtype, _ in self._outputs}
+        outputs = {
+            name: allocate(name, dtype, shape) for (name, dtype, _), shape in zip(self._outputs, shapes, strict=True)
+        }
         return OnnxBound(self, self._bound(inputs), inputs, outputs)
 
     def execute(self, binding: ort.IOBinding) -> bool:
-        """Run what is bound. False if the graph's statement about its outputs' shapes was wrong: never foreseen
-        again."""
+        """Run what is bound. False if the outputs have other shapes than was foreseen: they depend on the data, and are
+        never foreseen again."""
         try:
             self._session.run_with_iobinding(binding)
         except Exception as e:
@@ -114,25 +120,32 @@ class OnnxLane:
             raise classify(e) from e
         return True
 
-    def _foresee(self, inputs: Mapping[str, Array]) -> dict[str, tuple[int, ...]] | None:
-        """The outputs' shapes as the graph states them: fixed, or named after a dimension of an input."""
+    def _foresee(self, inputs: Mapping[str, Array]) -> Shapes | None:
+        """The outputs' shapes as the graph states them: fixed, or named after a dimension of an input. Many exporters
+        name none: then those of an earlier run of the same shapes."""
         named: dict[str, int] = {}
         for name, dimensions in self._inputs.items():
-            if name in inputs:
-                named.update((d, n) for d, n in zip(dimensions, inputs[name].shape, strict=False) if isinstance(d, str))
-        shapes = {}
-        for name, _, dimensions in self._outputs:
+            named.update((d, n) for d, n in zip(dimensions, inputs[name].shape, strict=False) if isinstance(d, str))
+        found = []
+        for _, _, dimensions in self._outputs:
             sizes = [named.get(d) if isinstance(d, str) else d for d in dimensions]
             if any(size is None for size in sizes):
-                return None
-            shapes[name] = tuple(size for size in sizes if size is not None)
-        return shapes
+                return self._seen.get(self._shapes(inputs))
+            found.append(tuple(size for size in sizes if size is not None))
+        return tuple(found)
+
+    def _shapes(self, inputs: Mapping[str, Array]) -> Shapes:
+        return tuple(inputs[name].shape for name in self._inputs)
 
     def _run_and_copy(self, inputs: Mapping[str, Array], allocate: Allocate) -> Mapping[str, Array]:
         try:
             values = self._run_bound(inputs) if self._bindable else self._session.run(None, dict(inputs))
         except Exception as e:
             raise classify(e) from e
+        if self._foreseen:
+            if len(self._seen) >= _MOST_SEEN:
+                self._seen.clear()
+            self._seen[self._shapes(inputs)] = tuple(value.shape for value in values)
         buffers = {}
         for (name, dtype, _), value in zip(self._outputs, values, strict=True):
             buffers[name] = allocate(name, dtype, value.shape)
