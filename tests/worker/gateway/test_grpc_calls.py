@@ -196,10 +196,18 @@ def test_bytes_that_are_no_message_are_refused(doubler: Caller) -> None:
 
 
 def test_what_the_worker_does_not_do_is_unimplemented(doubler: Caller) -> None:
-    for method in ("RepositoryModelLoad", "CudaSharedMemoryStatus", "Nonsense"):
+    for method in ("CudaSharedMemoryStatus", "TraceSetting", "Nonsense"):
         with pytest.raises(grpc.RpcError) as caught:
             doubler.channel.unary_unary(f"/{INFERENCE}/{method}")(b"", timeout=20)
         assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+def test_models_are_not_loaded_by_requests(doubler: Caller) -> None:
+    for method in ("RepositoryModelLoad", "RepositoryModelUnload"):
+        with pytest.raises(grpc.RpcError) as caught:
+            doubler.call(method, model_name="m")
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert "TRTModel" in caught.value.details()
 
 
 def test_a_stream_answers_each_request_in_order_and_outlives_those_that_fail(doubler: Caller) -> None:

@@ -223,7 +223,8 @@ class _OutputForm:
         return b'%b%b,"parameters":{"binary_data_size":%d}}' % (self._prefix, orjson.dumps(shape), size)
 
     def elsewhere(self, shape: Shape, region: MemoryRef, size: int) -> bytes:
-        parameters = {"shared_memory_region": region.name, "shared_memory_byte_size": size}
+        # Triton's C++ client, once there are parameters, demands to be told how many bytes of the body are its: none.
+        parameters = {"shared_memory_region": region.name, "shared_memory_byte_size": size, "binary_data_size": 0}
         if region.offset:
             parameters["shared_memory_offset"] = region.offset
         return b'%b%b,"parameters":%b}' % (self._prefix, orjson.dumps(shape), orjson.dumps(parameters))

@@ -48,6 +48,8 @@ class InferenceService:
             "ModelConfig": (pb.ModelConfigRequest, self._model_config),
             "ModelStatistics": (pb.ModelStatisticsRequest, self._model_statistics),
             "RepositoryIndex": (pb.RepositoryIndexRequest, self._repository_index),
+            "RepositoryModelLoad": (pb.RepositoryModelLoadRequest, self._model_load),
+            "RepositoryModelUnload": (pb.RepositoryModelUnloadRequest, self._model_unload),
             "SystemSharedMemoryStatus": (pb.SystemSharedMemoryStatusRequest, self._memory_status),
             "SystemSharedMemoryRegister": (pb.SystemSharedMemoryRegisterRequest, self._memory_register),
             "SystemSharedMemoryUnregister": (pb.SystemSharedMemoryUnregisterRequest, self._memory_unregister),
@@ -181,6 +183,14 @@ class InferenceService:
         models = await self._send(b"/v2/repository/index", {"ready": request.ready})
         return _filled(pb.RepositoryIndexResponse(), {"models": models})
 
+    async def _model_load(self, request: pb.RepositoryModelLoadRequest) -> pb.RepositoryModelLoadResponse:
+        await self._send(_repository_model(request.model_name, "load"), {})
+        return pb.RepositoryModelLoadResponse()
+
+    async def _model_unload(self, request: pb.RepositoryModelUnloadRequest) -> pb.RepositoryModelUnloadResponse:
+        await self._send(_repository_model(request.model_name, "unload"), {})
+        return pb.RepositoryModelUnloadResponse()
+
     # -- shared memory of local clients
 
     async def _memory_status(self, request: pb.SystemSharedMemoryStatusRequest) -> pb.SystemSharedMemoryStatusResponse:
@@ -254,6 +264,10 @@ def _checked(answer: Answer) -> Answer:
 
 def _filled(message: M, document: Any) -> M:
     return ParseDict(document, message, ignore_unknown_fields=True)
+
+
+def _repository_model(name: str, action: str) -> bytes:
+    return f"/v2/repository/models/{quote(name, safe='')}/{action}".encode()
 
 
 def _region(name: str, action: str) -> bytes:
