@@ -12,6 +12,7 @@ equal one with other content; the identical request renews the candidate's time 
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -148,6 +149,11 @@ class OutputAgreement:
     cosine: float = 0.0
     relative_error: float = 0.0
     incomparable: int = 0
+
+    def plus(self, other: OutputAgreement) -> OutputAgreement:
+        """Of this worker and another, or of earlier requests and later ones."""
+        pairs = zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)
+        return OutputAgreement(*(one + two for one, two in pairs))
 
 
 @dataclass(frozen=True)

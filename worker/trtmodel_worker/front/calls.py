@@ -40,11 +40,12 @@ class Failed(Exception):
 
 class Call:
     """One request. `on_answer` gets the engine that answered: it need not be the one that was asked. `key`: calls with
-    the same one may run together; None: this one runs alone."""
+    the same one may run together; None: this one runs alone. `mirror`: where attempts of a shadow request are counted,
+    None for any other. Nobody waits for a shadow: it runs alone, and once."""
 
     __slots__ = (
-        "alone", "bodies", "deadline", "deaths", "done", "key", "on_answer", "on_failure", "queue", "rows", "shapes",
-        "since", "tries",
+        "alone", "bodies", "deadline", "deaths", "done", "key", "mirror", "on_answer", "on_failure", "queue", "rows",
+        "shapes", "since", "tries",
     )  # fmt: skip
 
     def __init__(
@@ -67,6 +68,7 @@ class Call:
         self.deaths = 0
         self.done = False
         self.queue: Waiting | None = None
+        self.mirror: Counters | None = None
         self.since = time.monotonic()
 
     def cancel(self) -> None:
@@ -123,7 +125,8 @@ class Batch:
 
     @property
     def wanted(self) -> bool:
-        return not self.answered and any(not call.done for call in self.calls)
+        """A client waits for it."""
+        return not self.answered and any(not call.done and call.mirror is None for call in self.calls)
 
 
 class Attempt:

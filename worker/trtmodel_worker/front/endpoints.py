@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -23,6 +23,7 @@ from trtmodel_worker.front.openapi import openapi
 from trtmodel_worker.front.paths import POSTED, Path, parse_path
 from trtmodel_worker.front.request import JSON_HEAD, Refusal, Request
 from trtmodel_worker.front.router import Router
+from trtmodel_worker.front.shadow import Shadow
 from trtmodel_worker.front.sharedmemory import Regions
 from trtmodel_worker.front.statistics import statistics
 from trtmodel_worker.front.tracing import CLIENT_GONE, Tracing
@@ -58,6 +59,7 @@ class Endpoints:
         router: Router,
         limits: Limits,
         is_ready: Callable[[], bool],
+        shadow: Shadow,
         shared_memory_prefix: str = "",
         tracing: Tracing | None = None,
     ) -> None:
@@ -66,6 +68,7 @@ class Endpoints:
         self._router = router
         self._limits = limits
         self._is_ready = is_ready
+        self._shadow = shadow
         self._regions = Regions(shared_memory_prefix)
         self._compression = Compression()
         self._tracing = tracing or Tracing()
@@ -178,7 +181,7 @@ class Endpoints:
             plan.shapes,
             bodies,
             time.monotonic() + seconds,
-            functools.partial(self._answer, request, plan),
+            functools.partial(self._answer, request, plan, bodies),
             functools.partial(self._fail, request, engine, plan),
         )
         request.on_gone = call.cancel if request.span is None else functools.partial(self._gone, request, engine, call)
@@ -188,7 +191,9 @@ class Endpoints:
         self._traced(request, engine, CLIENT_GONE)
         call.cancel()
 
-    def _answer(self, request: Request, plan: Plan, outputs: Outputs, engine: Engine) -> None:
+    def _answer(
+        self, request: Request, plan: Plan, bodies: Sequence[memoryview], outputs: Outputs, engine: Engine
+    ) -> None:
         try:
             headers, body = engine.codec.answer(plan, outputs, self._regions)
         except Failed as e:
@@ -200,6 +205,7 @@ class Endpoints:
             self._compression.respond(request, 200, headers, body, extra)
         else:
             request.respond(200, body, headers + extra)
+        self._shadow.offer(plan.shapes, bodies, outputs, engine)
 
     def _fail(self, request: Request, engine: Engine, plan: Plan, failure: Failed) -> None:
         extra = _RETRY_AFTER if failure.status == 503 else b""

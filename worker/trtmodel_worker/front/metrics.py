@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector,
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
+from trtmodel_contract.control import OutputAgreement
 
 from trtmodel_worker.front.endpoints import Endpoints
 from trtmodel_worker.front.http import HttpServer
@@ -47,6 +48,8 @@ class WorkerCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         yield from self._counters()
+        yield from self._agreement()
+        yield from self._memory()
         yield from self._latencies()
         yield from self._gauges()
 
@@ -86,12 +89,55 @@ class WorkerCollector(Collector):
             ("probe_failures", "Probes that failed", lambda s: s.probe_failures),
             ("rebuilt_lanes", "Lanes that a host rebuilt after a failure", lambda s: s.rebuilt_lanes),
             ("quarantined_regions", "Regions put aside as their host was not reaped", lambda s: s.quarantined),
+            ("mirrored_requests", "Requests of stable that this revision ran as well", lambda s: s.mirrored),
+            ("mirrors_dropped", "Requests that were not mirrored as there was work to do", lambda s: s.mirrors_dropped),
+            ("mirrors_failed", "Mirrored requests without an answer", lambda s: s.mirrors_failed),
         )
         for name, text, value in plain:
             family = CounterMetricFamily(f"trtmodel_{name}", text, labels=["revision"])
             for revision, stats in self._worker.stats.items():
                 family.add_metric([revision], value(stats))
             yield family
+
+    def _agreement(self) -> Iterator[Metric]:
+        """Sums; means are these over the rows. Names of outputs are the model's, not the clients'."""
+        parts: tuple[tuple[str, str, Callable[[OutputAgreement], float]], ...] = (
+            ("rows", "Rows compared with stable's", lambda a: a.rows),
+            ("ranked_rows", "Those of them that have a first place", lambda a: a.ranked),
+            ("top1_equal", "Those of them where it is stable's", lambda a: a.top1_equal),
+            ("relative_error_sum", "Sum of relative errors", lambda a: a.relative_error),
+            ("incomparable_rows", "Rows where only one has numbers, or of another shape", lambda a: a.incomparable),
+        )
+        cosine = GaugeMetricFamily(  # a cosine may be negative, so the sum may fall
+            "trtmodel_agreement_cosine_sum", "Sum of cosine similarities", labels=["revision", "output"]
+        )
+        found = [
+            ([revision, output], agreement)
+            for revision, stats in self._worker.stats.items()
+            for output, agreement in stats.agreement.items()
+        ]
+        for name, text, part in parts:
+            family = CounterMetricFamily(f"trtmodel_agreement_{name}", text, labels=["revision", "output"])
+            for labels, agreement in found:
+                family.add_metric(labels, part(agreement))
+            yield family
+        for labels, agreement in found:
+            cosine.add_metric(labels, agreement.cosine)
+        yield cosine
+
+    def _memory(self) -> Iterator[Metric]:
+        told = self._worker.swapper.room.report
+        if told is not None:
+            yield _gauge("memory_needed_bytes", "Host memory that the last prepared engine needs", told.need_host_bytes)
+            if told.free_host_bytes is not None:
+                yield _gauge("memory_free_bytes", "Host memory that was free for it", told.free_host_bytes)
+        loads = GaugeMetricFamily(
+            "trtmodel_load_seconds", "Seconds until the engine was loaded, warm and self-tested", labels=["revision"]
+        )
+        seconds = {r.revision: r.load_seconds for r in self._worker.swapper.report() if r.load_seconds is not None}
+        for revision, value in seconds.items():
+            loads.add_metric([revision], value)
+        yield loads
 
     def _latencies(self) -> Iterator[Metric]:
         parts: tuple[tuple[str, str, Callable[[RevisionStats], Histogram]], ...] = (

@@ -99,10 +99,10 @@ class Outcomes:
         for call in batch.calls:
             if call.done:
                 continue
-            if call.deaths < limit:
+            if call.deaths < limit and call.mirror is None:
                 again.append(call)
                 continue
-            if guilty:
+            if guilty and call.mirror is None:
                 self._refused.add(call.digest(), time.monotonic())
             call.fail(Failed(500, f"{call.deaths} engine hosts died while they ran this request"))
         self._stats.replays += len(again)
@@ -136,7 +136,8 @@ class Outcomes:
         calls = [call for call in batch.calls if not call.done]
         tries = 1 + max((call.tries for call in calls), default=0)
         step, costs = ladder.after_failure(failure, len(calls), tries, self._attempts)
-        if step is ladder.Next.FAIL or (costs and not self._budget.take(len(calls))):
+        shadow = bool(calls) and calls[0].mirror is not None
+        if shadow or step is ladder.Next.FAIL or (costs and not self._budget.take(len(calls))):
             invalid = failure is FailureClass.INVALID_INPUT
             for call in calls:
                 call.fail(Failed(400, text) if invalid else Failed(500, f"the engine failed ({name}): {text}"))
@@ -153,7 +154,8 @@ class Outcomes:
     def _deliver(self, batch: Batch, attempt: Attempt, seconds: float, outputs: Outputs, engine: Engine) -> None:
         now, calls = time.monotonic(), batch.calls
         if len(calls) == 1 and batch.padded == batch.rows:
-            self._stats.observe(attempt.started - calls[0].since, seconds, now - calls[0].since)
+            if calls[0].mirror is None:
+                self._stats.observe(attempt.started - calls[0].since, seconds, now - calls[0].since)
             if not calls[0].done:
                 calls[0].done = True
                 calls[0].on_answer(outputs, engine)
@@ -162,7 +164,8 @@ class Outcomes:
             self._rows_unknown(calls)
             return
         for call, part in parts(batch, outputs):
-            self._stats.observe(attempt.started - call.since, seconds, now - call.since)
+            if call.mirror is None:
+                self._stats.observe(attempt.started - call.since, seconds, now - call.since)
             if not call.done:
                 call.done = True
                 call.on_answer(part, engine)

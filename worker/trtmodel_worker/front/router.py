@@ -13,12 +13,14 @@ WHOLE = 100
 
 @dataclass(frozen=True)
 class Table:
-    """`weight` is the percentage of requests that the candidate answers. A candidate that answers alone, for memory
+    """`weight` is the percentage of requests that the candidate answers, `shadow` that of stable's answers after which
+    it runs the same request for comparison (shadow.py). A candidate that answers alone, for memory
     holds one engine, is in both places."""
 
     stable: Engine
     candidate: Engine | None = None
     weight: int = 0
+    shadow: int = 0
 
     def engines(self) -> tuple[Engine, ...]:
         return (self.stable,) if self.candidate in (None, self.stable) else (self.stable, self.candidate)
@@ -79,4 +81,4 @@ class Router:
             return Routes("")
         stable, candidate = self.table.stable, self.table.candidate
         digest = "" if candidate is stable else stable.digest
-        return Routes(digest, candidate.digest if candidate else "", self.table.weight)
+        return Routes(digest, candidate.digest if candidate else "", self.table.weight, self.table.shadow)

@@ -386,7 +386,8 @@ class Scheduler:
         if slot == NONE:
             return False
         layout = self._arena.layout
-        attempt = Attempt(batch, lane, self._counters(), next(_generations), slot)
+        counters = batch.calls[0].mirror or self._counters()
+        attempt = Attempt(batch, lane, counters, next(_generations), slot)
         output = layout.output_region(slot)
         message = run_message(attempt.generation, output, layout.output_bytes, batch.places, batch.shapes)
         if not self._lanes.send(lane, message):

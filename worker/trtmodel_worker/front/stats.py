@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 
+from trtmodel_contract.control import OutputAgreement
+
 # Geometric, from 0.1 ms to about two minutes: a model of 2 ms that becomes 4 ms is seen, and so is one of 20 s.
 BOUNDS = tuple(1e-4 * 1.5**i for i in range(35))
 
@@ -35,7 +37,8 @@ class RevisionStats:
     the engine, all of it. `batches` and `rows` that were dispatched, `padded_rows` that were added to fill a bucket,
     `splits` of a failed batch into its requests. The ladder: `retries`, `hedges` and those that answered first,
     `replays` after a death, `probes` of idle lanes, lanes that a host rebuilt, regions that were ever `quarantined`
-    because their host could not be reaped."""
+    because their host could not be reaped. As a shadow: requests of stable that were `mirrored`, dropped or failed, and
+    the `agreement` with stable by output."""
 
     def __init__(self) -> None:
         self.responses: dict[int, int] = {}
@@ -60,11 +63,18 @@ class RevisionStats:
         self.probe_failures = 0
         self.rebuilt_lanes = 0
         self.quarantined = 0
+        self.mirrored = 0
+        self.mirrors_dropped = 0
+        self.mirrors_failed = 0
+        self.agreement: dict[str, OutputAgreement] = {}
 
     def observe(self, queue: float, compute: float, total: float) -> None:
         self.queue.observe(queue)
         self.compute.observe(compute)
         self.total.observe(total)
+
+    def add_agreement(self, output: str, found: OutputAgreement) -> None:
+        self.agreement[output] = found.plus(self.agreement.get(output, OutputAgreement()))
 
     def count_response(self, status: int) -> None:
         self.responses[status] = self.responses.get(status, 0) + 1

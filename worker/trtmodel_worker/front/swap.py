@@ -303,7 +303,7 @@ class Swapper:
             for engine in before.engines() if before else ():
                 engine.routed = False
             for engine in table.engines():
-                engine.routed = True
+                engine.routed = engine is table.stable or table.weight > 0
                 engine.hedges_elsewhere = engine is table.stable
             self.room.stands()
             log.info("routes: stable %s, candidate %s at %d %%", table.stable.revision,
@@ -334,9 +334,9 @@ class Swapper:
         if stable.digest != routes.stable and entry is not None and entry.role is Role.CANDIDATE:
             return Table(stable, stable, WHOLE)
         candidate = self._serving(routes.candidate) if time.monotonic() < self._candidate_until else None
-        if candidate is None or candidate is stable or routes.weight <= 0:
+        if candidate is None or candidate is stable or not (routes.weight or routes.shadow):
             return Table(stable)
-        return Table(stable, candidate, routes.weight)
+        return Table(stable, candidate, routes.weight, routes.shadow)
 
     def _candidate(self) -> Engine | None:
         candidate, _ = self._wanted_entries()

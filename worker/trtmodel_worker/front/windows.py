@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from trtmodel_contract.control import AttemptCounts
+from trtmodel_contract.control import AttemptCounts, OutputAgreement, ShadowCounts
 from trtmodel_contract.histogram import bucket_index
 
 KEPT_WINDOWS = 4
@@ -13,13 +13,20 @@ KEPT_WINDOWS = 4
 class Counters:
     """Attempts of one engine in one window. Mutable, because it is written for every request."""
 
-    __slots__ = ("abandoned", "compute", "failed", "ok")
+    __slots__ = ("_mirror", "abandoned", "compute", "failed", "ok")
 
     def __init__(self) -> None:
         self.ok = 0
         self.abandoned = 0
         self.failed: dict[str, int] = {}
         self.compute: dict[str, dict[int, int]] = {}
+        self._mirror: Mirror | None = None
+
+    def mirror(self) -> Mirror:
+        """What is counted of shadow requests, apart from all others."""
+        if self._mirror is None:
+            self._mirror = Mirror()
+        return self._mirror
 
     def count_ok(self, bucket: str, seconds: float, attempts: int = 1) -> None:
         """`attempts` that ran together in `seconds`."""
@@ -39,7 +46,34 @@ class Counters:
             failed=dict(self.failed),
             abandoned=self.abandoned,
             compute={bucket: dict(histogram) for bucket, histogram in self.compute.items()},
+            shadow=self._mirror.snapshot() if self._mirror is not None else None,
         )
+
+
+class Mirror:
+    """Shadow requests of one candidate in one window. `attempts` are its engine's."""
+
+    __slots__ = ("attempts", "dropped", "mirrored", "outputs")
+
+    def __init__(self) -> None:
+        self.attempts = Counters()
+        self.mirrored = 0
+        self.dropped = 0
+        self.outputs: dict[str, OutputAgreement] = {}
+
+    @property
+    def failures(self) -> int:
+        return sum(self.attempts.failed.values()) + self.attempts.abandoned
+
+    def add(self, output: str, found: OutputAgreement) -> None:
+        self.outputs[output] = found.plus(self.outputs.get(output, OutputAgreement()))
+
+    def snapshot(self) -> ShadowCounts:
+        attempts = self.attempts.snapshot()
+        failed = dict(attempts.failed)
+        if attempts.abandoned:
+            failed["Abandoned"] = attempts.abandoned
+        return ShadowCounts(self.mirrored, self.dropped, failed, attempts.compute, dict(self.outputs))
 
 
 class Windows:
