@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import gc
 import logging
 import os
 import resource
@@ -15,7 +16,6 @@ from trtmodel_worker.front.control import ControlEndpoints
 from trtmodel_worker.front.endpoints import Endpoints, Limits
 from trtmodel_worker.front.http import HttpServer
 from trtmodel_worker.front.metrics import MetricsEndpoints
-from trtmodel_worker.front.shadow import Shadow
 from trtmodel_worker.front.tracing import Tracing, recorder_of
 from trtmodel_worker.front.worker import Worker
 from trtmodel_worker.gateway.supervisor import Gateway
@@ -40,6 +40,8 @@ def main() -> int:
         return 2
     # Its memory holds credentials: no core file, and no other process of this user may look into it.
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_DUMPABLE, 0)
+    # Modules live as long as the process. A full collection that walks them takes 20 ms, in which no request moves.
+    gc.freeze()
     loop = _new_loop()
     asyncio.set_event_loop(loop)
     code = loop.run_until_complete(serve(settings))
@@ -52,11 +54,9 @@ async def serve(settings: Settings) -> int:
     worker = Worker(settings)
     limits = Limits(settings.body_bytes, settings.json_bytes, settings.request_seconds)
     tracing = Tracing(recorder_of(os.environ, settings.model))
-    shadow = Shadow(worker.router, worker.windows, settings.request_seconds)
     endpoints = Endpoints(
-        settings.model, settings.runtime, worker.router, limits, worker.is_ready, shadow,
-        settings.shared_memory_prefix, tracing,
-    )  # fmt: skip
+        settings.model, settings.runtime, worker.router, limits, worker.is_ready, settings.shared_memory_prefix, tracing
+    )
     server = HttpServer(endpoints, settings.staging_bytes, _most_connections())
     control = HttpServer(ControlEndpoints(worker), 64 * MIB, _MOST_INNER_CONNECTIONS)
     metrics = HttpServer(MetricsEndpoints(worker, endpoints, server), MIB, _MOST_INNER_CONNECTIONS)
