@@ -16,6 +16,7 @@ from trtmodel_worker.front.control import ControlEndpoints
 from trtmodel_worker.front.endpoints import Endpoints, Limits
 from trtmodel_worker.front.http import HttpServer
 from trtmodel_worker.front.metrics import MetricsEndpoints
+from trtmodel_worker.front.shadow import Shadow
 from trtmodel_worker.front.tracing import Tracing, recorder_of
 from trtmodel_worker.front.worker import Worker
 from trtmodel_worker.gateway.supervisor import Gateway
@@ -54,9 +55,11 @@ async def serve(settings: Settings) -> int:
     worker = Worker(settings)
     limits = Limits(settings.body_bytes, settings.json_bytes, settings.request_seconds)
     tracing = Tracing(recorder_of(os.environ, settings.model))
+    shadow = Shadow(worker.router, worker.windows, settings.request_seconds)
     endpoints = Endpoints(
-        settings.model, settings.runtime, worker.router, limits, worker.is_ready, settings.shared_memory_prefix, tracing
-    )
+        settings.model, settings.runtime, worker.router, limits, worker.is_ready, shadow,
+        settings.shared_memory_prefix, tracing,
+    )  # fmt: skip
     server = HttpServer(endpoints, settings.staging_bytes, _most_connections())
     control = HttpServer(ControlEndpoints(worker), 64 * MIB, _MOST_INNER_CONNECTIONS)
     metrics = HttpServer(MetricsEndpoints(worker, endpoints, server), MIB, _MOST_INNER_CONNECTIONS)
