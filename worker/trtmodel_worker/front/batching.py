@@ -15,6 +15,7 @@ from trtmodel_worker.front.calls import Call, Shape
 
 OVERHEAD_SECONDS = 1e-4  # of a batch, in front and host: small batches of a fast model are not free
 WORTH = 0.9  # a batch size is worth it up to the smallest that reaches this share of the best rows per second
+SMALLER_SECONDS = 60.0  # batches stay small after one that did not fit into memory
 _SWEEP = 64
 _ALONE: tuple[Shape, ...] = ()
 
@@ -28,7 +29,8 @@ class Buckets:
         self.padded = bool(asked)
         fitting = [size for size in sorted(asked) if size <= largest]
         self.sizes = fitting or [1 << i for i in range(largest.bit_length()) if 1 << i <= largest]
-        self.most = self.sizes[-1]
+        self.most = self._most = self.sizes[-1]
+        self._small_until = 0.0
         self._names = [str(size) for size in self.sizes]
 
     def measured(self, seconds: Mapping[str, float]) -> None:
@@ -38,7 +40,20 @@ class Buckets:
             return
         rates = {int(rows): int(rows) / (each + OVERHEAD_SECONDS) for rows, each in seconds.items()}
         best = max(rates.values())
-        self.most = min(self.sizes[-1], *(rows for rows, rate in rates.items() if rate >= WORTH * best))
+        self._most = min(self.sizes[-1], *(rows for rows, rate in rates.items() if rate >= WORTH * best))
+        self.most = self._most if not self._small_until else min(self.most, self._most)
+
+    def shrink(self, rows: int, now: float) -> None:
+        """A batch of `rows` did not fit into memory: for a while they are half as large."""
+        fitting = [size for size in self.sizes if 2 * size <= rows] if self.padded else [rows // 2]
+        self.most = min(self.most, max(fitting, default=1) or 1)
+        self._small_until = now + SMALLER_SECONDS
+
+    def grow(self, now: float) -> None:
+        """After that while they may be as large as before."""
+        if self._small_until and now >= self._small_until:
+            self._small_until = 0.0
+            self.most = self._most
 
     def pad(self, rows: int) -> int:
         """How many rows the engine gets for `rows`."""
@@ -101,6 +116,17 @@ class Waiting:
             if found:
                 return found
         return 0
+
+    def full_first(self, most: int) -> bool:
+        """Whether a batch of `most` rows is there; then it is its turn next."""
+        for key, group in self._groups.items():
+            rows = 0
+            for call in group if key is not _ALONE else ():
+                rows += 0 if call.done else call.rows
+                if rows >= most:
+                    self._groups.move_to_end(key, last=False)
+                    return True
+        return False
 
     def oldest(self) -> Call | None:
         """The call whose turn it is."""

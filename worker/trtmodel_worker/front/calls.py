@@ -130,15 +130,19 @@ class Batch:
 
 
 class Attempt:
-    """One run of a batch. `abandoned`: counted as such already, whatever comes of it."""
+    """One run of a batch. `uncounted`: requests of it that were not counted as abandoned yet. `abandoned`: nobody waits
+    for it any more, whatever comes of it."""
 
-    __slots__ = ("abandoned", "batch", "counters", "generation", "is_hedge", "lane", "output_slot", "started")
+    __slots__ = (
+        "abandoned", "batch", "counters", "generation", "is_hedge", "lane", "output_slot", "started", "uncounted",
+    )  # fmt: skip
 
     def __init__(self, batch: Batch, lane: LanePort, counters: Counters, generation: int, output_slot: int) -> None:
         self.batch = batch
         self.lane = lane
         self.counters = counters
         self.abandoned = False
+        self.uncounted = len(batch.calls)
         self.is_hedge = bool(batch.attempts)
         self.generation = generation
         self.output_slot = output_slot
@@ -147,4 +151,11 @@ class Attempt:
     def abandon(self) -> None:
         if not self.abandoned:
             self.abandoned = True
-            self.counters.abandoned += len(self.batch.calls)
+            self.counters.abandoned += self.uncounted
+            self.uncounted = 0
+
+    def abandon_one(self) -> None:
+        """One of its requests has run out of time."""
+        if self.uncounted:
+            self.uncounted -= 1
+            self.counters.abandoned += 1

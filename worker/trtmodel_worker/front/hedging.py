@@ -45,7 +45,7 @@ class Hedges:
             self._timer = self._loop.call_later(self._overdue.after(batch.bucket), self._look)
 
     def ended(self) -> None:
-        """Nothing runs any more of a batch that was hedged."""
+        """A hedge has ended. What it was for may run on: a stopped host holds all its lanes, and each has a batch."""
         self._running -= 1
 
     def _look(self) -> None:
@@ -53,8 +53,8 @@ class Hedges:
         now, soonest = time.monotonic(), 0.0
         for lane in self._lanes.all:
             attempt = lane.attempt
-            if attempt is None or attempt.batch.hedged or attempt.batch.hedges is not self:
-                continue
+            if attempt is None or lane.dying or attempt.batch.hedged or attempt.batch.hedges is not self:
+                continue  # what a dead host ran may be why it died
             batch = attempt.batch
             due = attempt.started + self._overdue.after(batch.bucket)
             if due > now:

@@ -1,7 +1,7 @@
 """What follows a failure: pure decisions, and the counters that bound them.
 
 recoverable error   again, on another lane: first as it was, then each request alone; within the retry budget
-out of memory       the batch's requests one by one
+out of memory       the batch's requests one by one, and smaller batches for a while
 the request's fault the batch's requests one by one, so that only the guilty one is refused
 host killed         again as it was: nothing says that a request did it
 host crashed        each request alone, one at a time, where a second death would leave another host alive
@@ -19,8 +19,7 @@ from trtmodel_worker.host.wire import FailureClass
 MAX_DEATHS = 2  # a request that was there each time is the suspect
 MAX_KILLS = 4  # of hosts that were ended from outside while they ran it
 MAX_FAILURES_IN_A_ROW = 5  # requests on one host, without a success between: it is replaced
-_RESERVE = 10.0  # retries that are there before the first request, and
-_MOST_SAVED = 100.0  # how many a long time without any can save up
+_MOST_SAVED = 100.0  # retries that a long time without any can save up; they are there before the first request
 _REFUSED_SECONDS = 600.0
 _MOST_REFUSED = 1000
 _FEWEST_SAMPLES = 50
@@ -40,10 +39,10 @@ def after_failure(failure: FailureClass, calls: int, tries: int, attempts: int) 
     retry budget."""
     if failure in (FailureClass.INVALID_INPUT, FailureClass.OUTPUT_TOO_LARGE):
         return (Next.ALONE, False) if calls > 1 else (Next.FAIL, False)
+    if failure is FailureClass.OUT_OF_MEMORY and calls > 1:
+        return Next.ALONE, False  # free, since batches become smaller by it
     if tries >= attempts:
         return Next.FAIL, False
-    if failure is FailureClass.OUT_OF_MEMORY:
-        return Next.ALONE, True
     return (Next.TOGETHER if tries == 1 else Next.ALONE), True
 
 
@@ -53,7 +52,7 @@ class RetryBudget:
 
     def __init__(self, percent: float) -> None:
         self._share = percent / 100.0
-        self._left = _RESERVE if percent else 0.0
+        self._left = _MOST_SAVED if percent else 0.0
 
     def earn(self) -> None:
         """A request came."""
@@ -61,8 +60,9 @@ class RetryBudget:
             self._left += self._share
 
     def take(self, retries: int) -> bool:
-        """Whether so many retries are allowed now; then they are spent."""
-        if self._left < retries:
+        """Whether so many retries are allowed now; then they are spent. The requests of a large batch may be more than
+        was saved: the rest is owed."""
+        if self._left < 1.0:
             return False
         self._left -= retries
         return True

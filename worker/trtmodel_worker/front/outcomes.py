@@ -35,7 +35,8 @@ _NEWEST = 0.05  # weight of the newest batch in the mean
 
 class Outcomes:
     """Of one engine's batches, wherever they ran. `again` puts requests at the head of the queue, `unbatch` makes the
-    engine run requests one by one from now on. `pace`: seconds of a lane for a request, of late."""
+    engine run requests one by one from now on, `shrink` batches of fewer rows than these. `pace`: seconds of a lane for
+    a request, of late."""
 
     def __init__(
         self,
@@ -48,6 +49,7 @@ class Outcomes:
         refused: ladder.Refused,
         again: Callable[[Sequence[Call]], None],
         unbatch: Callable[[], None],
+        shrink: Callable[[int], None],
     ) -> None:
         self.pace = 0.0
         self._engine = engine
@@ -59,6 +61,7 @@ class Outcomes:
         self._refused = refused
         self._again = again
         self._unbatch = unbatch
+        self._shrink = shrink
         self._logged = 0.0
 
     def completed(self, attempt: Attempt, answer: Answer, outputs: Outputs, engine: Engine) -> None:
@@ -70,7 +73,7 @@ class Outcomes:
             self._failed(attempt, answer.failure, answer.text)
             return
         if not attempt.abandoned:
-            attempt.counters.count_ok(batch.bucket, seconds, len(batch.calls))
+            attempt.counters.count_ok(batch.bucket, seconds, attempt.uncounted)
         if engine is self._engine:
             self._overdue.observe(batch.bucket, seconds)
             lane_seconds = (time.monotonic() - attempt.started) / len(batch.calls)
@@ -114,8 +117,7 @@ class Outcomes:
         waited = False
         for call in attempt.batch.calls:
             if not call.done and call.deadline <= now:
-                if not attempt.abandoned:
-                    attempt.counters.abandoned += 1
+                attempt.abandon_one()
                 self._stats.timeouts += 1
                 call.fail(Failed(503, "the engine did not answer within the request's time limit"))
             waited = waited or not call.done
@@ -125,7 +127,7 @@ class Outcomes:
         batch, name = attempt.batch, CLASS_NAMES[failure]
         if failure is not FailureClass.INVALID_INPUT:
             if not attempt.abandoned:
-                attempt.counters.count_failed(name, len(batch.calls))
+                attempt.counters.count_failed(name, attempt.uncounted)
             self._stats.count_failure(name)
             if time.monotonic() - self._logged > _LOG_SECONDS:  # a broken engine would fill the log
                 self._logged = time.monotonic()
@@ -133,32 +135,39 @@ class Outcomes:
         if batch.answered or len(batch.attempts) > 1:  # or another attempt on it still runs
             return
         batch.answered = True
-        calls = [call for call in batch.calls if not call.done]
-        tries = 1 + max((call.tries for call in calls), default=0)
-        step, costs = ladder.after_failure(failure, len(calls), tries, self._attempts)
-        shadow = bool(calls) and calls[0].mirror is not None
-        if shadow or step is ladder.Next.FAIL or (costs and not self._budget.take(len(calls))):
-            invalid = failure is FailureClass.INVALID_INPUT
-            for call in calls:
-                call.fail(Failed(400, text) if invalid else Failed(500, f"the engine failed ({name}): {text}"))
-            return
-        for call in calls:
-            call.tries += costs
+        together = len(batch.calls)  # with those whose clients are gone by now: one of them may be why it failed
+        if failure is FailureClass.OUT_OF_MEMORY and together > 1:
+            self._shrink(batch.rows)
+        again, costs = [], 0
+        for call in batch.calls:
+            if call.done:
+                continue
+            step, cost = ladder.after_failure(failure, together, call.tries + 1, self._attempts)
+            if step is ladder.Next.FAIL or call.mirror is not None:
+                self._give_up(call, failure, text)
+                continue
+            call.tries += cost
             call.alone = call.alone or step is ladder.Next.ALONE
-        if costs:
-            self._stats.retries += len(calls)
-        if step is ladder.Next.ALONE and len(calls) > 1:
-            self._stats.splits += 1
-        self._again(calls)
+            costs += cost
+            again.append(call)
+        if costs and not self._budget.take(costs):
+            for call in again:
+                self._give_up(call, failure, text)
+            return
+        self._stats.retries += costs
+        self._stats.splits += len(again) > 1 and again[0].alone
+        self._again(again)
+
+    def _give_up(self, call: Call, failure: FailureClass, text: str) -> None:
+        invalid = failure is FailureClass.INVALID_INPUT
+        call.fail(Failed(400, text) if invalid else Failed(500, f"the engine failed ({CLASS_NAMES[failure]}): {text}"))
 
     def _deliver(self, batch: Batch, attempt: Attempt, seconds: float, outputs: Outputs, engine: Engine) -> None:
         now, calls = time.monotonic(), batch.calls
         if len(calls) == 1 and batch.padded == batch.rows:
             if calls[0].mirror is None:
                 self._stats.observe(attempt.started - calls[0].since, seconds, now - calls[0].since)
-            if not calls[0].done:
-                calls[0].done = True
-                calls[0].on_answer(outputs, engine)
+            _answer(calls[0], outputs, engine)
             return
         if any(shape[:1] != (batch.padded,) for shape, _ in outputs):
             self._rows_unknown(calls)
@@ -166,9 +175,7 @@ class Outcomes:
         for call, part in parts(batch, outputs):
             if call.mirror is None:
                 self._stats.observe(attempt.started - call.since, seconds, now - call.since)
-            if not call.done:
-                call.done = True
-                call.on_answer(part, engine)
+            _answer(call, part, engine)
 
     def _rows_unknown(self, calls: Sequence[Call]) -> None:
         """The number of an output's rows is not the batch's: it depends on the data, so nobody's rows can be told."""
@@ -178,3 +185,15 @@ class Outcomes:
         for call in again:
             call.alone = True
         self._again(again)
+
+
+def _answer(call: Call, outputs: Outputs, engine: Engine) -> None:
+    """A defect in the writing of one answer costs the others of its batch nothing."""
+    if call.done:
+        return
+    call.done = True
+    try:
+        call.on_answer(outputs, engine)
+    except Exception:
+        log.exception("an answer could not be written")
+        call.on_failure(Failed(500, "the answer could not be written: see the worker's log"))

@@ -100,7 +100,7 @@ class Scheduler:
         self._hedges = Hedges(self._lanes, overdue, stats, self.readable, self._run_again)
         self._outcomes = Outcomes(
             engine, stats, overdue, self._suspects, rules.attempts, rules.budget, rules.refused, self._again,
-            self._unbatch,
+            self._unbatch, lambda rows: self.buckets.shrink(rows, time.monotonic()),
         )  # fmt: skip
         self._loop = asyncio.get_running_loop()
         self._pump_due = False
@@ -157,10 +157,17 @@ class Scheduler:
             self._pump_later()
 
     def take_over(self, calls: Sequence[Call]) -> None:
-        """Requests of another engine that cannot answer them."""
+        """Requests of another engine that cannot answer them. Those that were with a host already come first."""
         for call in calls:
             self._group(call)
-        self._again(calls)
+            if call.deaths or call.tries:
+                continue
+            if len(self._waiting) >= self._rules.queue_limit:
+                self._stats.refused += 1
+                call.fail(Failed(503, f"{self._rules.queue_limit} requests wait for a lane already: try again later"))
+            else:
+                self._waiting.push(call)
+        self._again([call for call in calls if call.deaths or call.tries])
 
     def fail_waiting(self, message: str) -> None:
         """No lane will come: whoever waits learns it now."""
@@ -188,7 +195,7 @@ class Scheduler:
             batch = attempt.batch
             if count_death and not attempt.abandoned:
                 counted = True
-                attempt.counters.count_failed(HOST_DEATH, len(batch.calls))
+                attempt.counters.count_failed(HOST_DEATH, attempt.uncounted)
             self._ended(attempt)
             batch.owner.bereaved(batch, guilty)
         if count_death and not counted:
@@ -199,6 +206,7 @@ class Scheduler:
 
     def tick(self, now: float) -> None:
         """Deadlines and hangs. Called several times a second."""
+        self.buckets.grow(now)
         for lane in self._lanes.all:
             if lane.attempt is not None:
                 lane.attempt.batch.owner.expire(lane.attempt, now)
@@ -316,14 +324,16 @@ class Scheduler:
                 self._counters().count_failed(DOWN, len(calls))
                 other.take_over(calls)
             return
-        most = self.buckets.most
+        most = self.buckets.most if self.batchable else 0
         while self._lanes.free and len(self._waiting):
-            if self._rules.delay and self._wait_for_more(most):
+            if self._rules.delay and not self._waiting.full_first(most) and self._wait_for_more(most):
                 return
+            free = len(self._lanes.free)
             calls = self._waiting.take(most)
             if not self._dispatch(self, calls):
                 self._waiting.push_front(calls)
-                return
+                if len(self._lanes.free) == free:  # no region, rather than a dead lane
+                    return
 
     def _wait_for_more(self, most: int) -> bool:
         """Whether the next batch is worth waiting for; then it is looked at again in time."""
@@ -371,7 +381,7 @@ class Scheduler:
 
     def _batch(self, calls: Sequence[Call]) -> Batch:
         shapes = calls[0].shapes
-        if not self.batchable:
+        if not self.batchable or calls[0].key is None:
             rows = shapes[0][0] if self._engine.admission.batched else 1
             return Batch(self._outcomes, self._hedges, calls, shapes, rows, rows, self.buckets.name(rows))
         rows = calls[0].rows if len(calls) == 1 else sum(call.rows for call in calls)
@@ -429,7 +439,7 @@ class Scheduler:
         batch = attempt.batch
         self._arena.give_output(attempt.output_slot)
         batch.attempts.remove(attempt)
+        if attempt.is_hedge:
+            batch.hedges.ended()
         if not batch.attempts:
             self._arena.give_input(batch.input_slot)
-            if batch.hedged:
-                batch.hedges.ended()

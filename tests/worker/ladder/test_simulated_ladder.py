@@ -1,0 +1,385 @@
+"""The ladder's rungs, one by one, with pretended hosts: what exactly follows each failure, and for whom."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import numpy as np
+import pytest
+from simulated import Behave, PretendedHost, World, simulate, world
+from trtmodel_worker.front.calls import Failed
+from trtmodel_worker.front.lanes import LanePort
+from trtmodel_worker.host.wire import FailureClass
+
+
+def run(story: Callable[[World], Coroutine[Any, Any, None]], **more: Any) -> None:
+    async def whole() -> None:
+        with world(**more) as w:
+            await story(w)
+            await w.settle()
+            w.check()
+
+    simulate(whole())
+
+
+def first(faults: list[object]) -> Behave:
+    """The first batches fail so, one after the other, the others are answered."""
+    left = iter(faults)
+
+    def behave(host: PretendedHost, lane: LanePort, x: np.ndarray) -> object:
+        return next(left, "ok")
+
+    return behave  # type: ignore[return-value]
+
+
+def on_values(numbers: set[int], fault: object) -> Behave:
+    """A batch with one of these requests in it fails so."""
+
+    def behave(host: PretendedHost, lane: LanePort, x: np.ndarray) -> object:
+        return fault if numbers & {int(v) for v in x[:, 0]} else "ok"
+
+    return behave  # type: ignore[return-value]
+
+
+def statuses(w: World) -> list[int]:
+    return [r.failures[0].status if r.failures else 200 for r in w.requests]
+
+
+def test_an_invalid_request_is_refused_alone() -> None:
+    async def story(w: World) -> None:
+        engine = w.engine(behave=on_values({48}, FailureClass.INVALID_INPUT))
+        for _ in range(8):
+            w.send(engine)
+        await w.settle()
+        assert statuses(w) == [200, 200, 400, 200, 200, 200, 200, 200]
+        assert w.counted(engine) == {"ok": 7, "abandoned": 0}
+
+    run(story)
+
+
+def test_an_invalid_request_whose_client_is_gone_makes_no_other_one_invalid() -> None:
+    async def story(w: World) -> None:
+        engine = w.engine(behave=on_values({16}, FailureClass.INVALID_INPUT), lanes=1)
+        bad, good = w.send(engine), w.send(engine)
+        await asyncio.sleep(0.0005)  # both are with the host
+        w.cancel(bad)
+        await w.settle()
+        assert [len(good.answers), len(good.failures)] == [1, 0]
+
+    run(story)
+
+
+def test_an_answer_that_cannot_be_written_costs_no_other_request_its_own() -> None:
+    async def story(w: World) -> None:
+        engine = w.engine(lanes=1)
+        broken, *others = [w.send(engine) for _ in range(4)]
+
+        def fail(*_: object) -> None:
+            broken.cancelled = True
+            raise OSError("the codec has a defect")
+
+        broken.call.on_answer = fail
+        await w.settle()
+        assert [len(r.answers) for r in others] == [1, 1, 1]
+        assert [f.status for f in broken.failures] == [500]
+
+    run(story)
+
+
+@pytest.mark.parametrize("budget", [10.0, 100.0])
+def test_a_full_batch_that_fails_twice_right_after_the_start_fails_no_request(budget: float) -> None:
+    async def story(w: World) -> None:
+        engine = w.engine(behave=first([FailureClass.RECOVERABLE] * 2), lanes=2)
+        for _ in range(8):
+            w.send(engine)
+        await w.settle()
+        assert statuses(w) == [200] * 8
+        assert w.counted(engine) == {"ok": 8, "abandoned": 0, "Recoverable": 16}
+
+    run(story, budget=budget)
+
+
+def test_an_engine_that_fails_everything_gets_a_tenth_more_attempts_and_no_multiple() -> None:
+    async def story(w: World) -> None:
+        engine = w.engine(behave=lambda *_: FailureClass.INTERNAL, hosts=2)
+        for _ in range(5000):
+            w.send(engine)
+            await asyncio.sleep(0.001)
+        await w.settle()
+        assert 500 in statuses(w)
+        assert set(statuses(w)) <= {500, 503}
+        assert engine.attempts - engine.uncounted < 1.1 * 5000 + 200 + sum(r.call.deaths for r in w.requests)
+
+    run(story, budget=10.0)
+
+
+def test_without_a_budget_nothing_is_tried_again() -> None:
+    async def story(w: World) -> None:
+        engine = w.engine(behave=first([FailureClass.RECOVERABLE]))
+        w.send(engine)
+        await w.settle()
+        assert statuses(w) == [500]
+        assert engine.attempts == 1
+
+    run(story, budget=0.0)
+
+
+def test_a_request_that_joins_one_that_was_tried_before_keeps_its_own_tries() -> None:
+    async def story(w: World) -> None:
+        engine = w.engine(behave=on_values({16}, FailureClass.RECOVERABLE), lanes=1)
+        w.send(engine)
+        await asyncio.sleep(0.0005)
+        for _ in range(5):
+            w.send(engine)
+        await w.settle()
+        assert statuses(w) == [500, 200, 200, 200, 200, 200]
+
+    run(story, attempts=2)
+
+
+@pytest.mark.parametrize("most", [1, 2, 5])
+def test_batches_that_do_not_fit_into_memory_become_smaller_and_no_request_fails(most: int) -> None:
+    async def story(w: World) -> None:
+        def behave(host: PretendedHost, lane: LanePort, x: np.ndarray) -> object:
+            return FailureClass.OUT_OF_MEMORY if len(x) > most else "ok"
+
+        engine = w.engine(behave=behave, lanes=2)  # type: ignore[arg-type]
+        for _ in range(600):
+            for _ in range(10):
+                w.send(engine)
+            await asyncio.sleep(0.02)
+        await w.settle()
+        assert set(statuses(w)) == {200}
+        assert max(engine.sizes[-50:]) == most if most < 5 else 4
+        assert w.counted(engine)["OutOfMemory"] < 0.05 * w.counted(engine)["ok"]
+
+    run(story)
+
+
+def test_rows_that_turn_out_to_depend_on_the_data_are_run_one_by_one_and_none_that_waits_is_mixed_up() -> None:
+    async def story(w: World) -> None:
+        engine = w.engine(lanes=1)
+        for rows in (1, 2, 3, 1, 2):
+            w.send(engine, rows)
+        await asyncio.sleep(0.0005)
+        for rows in (1, 2, 3, 1, 2):
+            w.send(engine, rows)
+        engine.scheduler._unbatch()
+        await w.settle()
+        assert set(statuses(w)) == {200}
+        assert engine.sizes[-5:] == [1, 2, 3, 1, 2]
+
+    run(story)
+
+
+def test_requests_that_came_while_rows_were_not_run_together_are_padded_by_their_own_rows() -> None:
+    async def story(w: World) -> None:
+        engine = w.engine(lanes=1, buckets=(4, 8))
+        engine.scheduler.batchable = False
+        for rows in (1, 3, 2):
+            w.send(engine, rows)
+        engine.scheduler.batchable = True
+        await w.settle()
+        assert set(statuses(w)) == {200}
+
+    run(story)
+
+
+def test_what_is_taken_over_waits_its_turn_and_within_the_limit() -> None:
+    async def story(w: World) -> None:
+        standby = w.engine("standby", 3.0, lanes=1)
+        stable = w.engine("stable", 2.0, lanes=1, helper="standby")
+        stable.hosts[0].die(guilty=False)
+        await asyncio.sleep(0.001)
+        standby.seconds = (0.1, 0.1)
+        for _ in range(40):
+            w.send(stable, 8)
+            await asyncio.sleep(0.001)
+        assert standby.scheduler.waiting <= 20
+        await w.settle()
+        answered = [r for r in w.requests if r.answers]
+        assert 200 in statuses(w)
+        assert set(statuses(w)) == {200, 503}
+        assert [r.number for r in sorted(answered, key=lambda r: r.ended_at)] == [r.number for r in answered]
+
+    run(story, queue_limit=20)
+
+
+def test_a_host_that_was_killed_from_outside_leaves_no_suspect() -> None:
+    async def story(w: World) -> None:
+        engine = w.engine(hosts=2, lanes=2)
+        for _ in range(6):
+            w.send(engine)
+        await asyncio.sleep(0.0005)
+        engine.hosts[0].die(guilty=False)
+        await w.settle()
+        assert statuses(w) == [200] * 6
+        assert max(r.ended_at for r in w.requests) < 1000.2
+
+    run(story)
+
+
+@pytest.mark.parametrize("hosts", [1, 2, 3])
+def test_one_request_that_crashes_every_host_it_meets_fails_alone(hosts: int) -> None:
+    async def story(w: World) -> None:
+        engine = w.engine(hosts=hosts, lanes=2, behave=on_values({16 * 20}, "crash"))
+        alive = []
+        for _ in range(200):
+            w.send(engine)
+            await asyncio.sleep(0.002)
+            alive.append(len(engine.scheduler._lanes.all) > 0)
+        await w.settle()
+        assert [n for n, status in enumerate(statuses(w)) if status != 200] == [19]
+        assert statuses(w)[19] == 500
+        assert engine.deaths == 2
+        assert all(alive) or hosts == 1
+
+    run(story)
+
+
+def test_a_request_that_crashed_two_hosts_is_refused_when_it_is_asked_again() -> None:
+    async def story(w: World) -> None:
+        engine = w.engine(hosts=2, behave=on_values({16}, "crash"))
+        poison = w.send(engine)
+        await w.settle()
+        again: list[Failed] = []
+        call = poison.call
+        call.done, call.deaths, call.on_failure = False, 0, again.append
+        engine.scheduler.submit(call)
+        assert [f.status for f in again] == [500]
+        assert engine.deaths == 2
+
+    run(story)
+
+
+def test_a_request_on_a_host_that_stops_is_answered_by_the_other_one_long_before_it_is_replaced() -> None:
+    async def story(w: World) -> None:
+        engine = w.engine(hosts=2, lanes=2)
+        for _ in range(50):
+            w.send(engine)
+            await asyncio.sleep(0.005)
+        engine.scheduler._lanes.free[-1].host.stop()
+        for _ in range(200):
+            w.send(engine)
+            await asyncio.sleep(0.005)
+        for host in engine.hosts:
+            host.wake()
+        await w.settle()
+        assert set(statuses(w)) == {200}
+        assert max(r.ended_at - r.call.since for r in w.requests) < 0.5
+        assert engine.stats.hedge_wins > 0
+        assert engine.deaths == 0
+
+    run(story)
+
+
+def test_hedges_are_few_when_everything_is_slow() -> None:
+    async def story(w: World) -> None:
+        engine = w.engine(hosts=2, lanes=2)
+        for _ in range(60):
+            w.send(engine)
+            await asyncio.sleep(0.005)
+        engine.seconds = (0.3, 0.4)
+        before = engine.stats.batches
+        for _ in range(100):
+            w.send(engine)
+            await asyncio.sleep(0.005)
+        await w.settle()
+        assert set(statuses(w)) == {200}
+        assert engine.stats.hedges <= 1 + (engine.stats.batches - before) / 2
+
+    run(story)
+
+
+def test_a_candidate_whose_hosts_are_gone_is_answered_for_and_the_attempts_are_its_failures() -> None:
+    async def story(w: World) -> None:
+        w.engine("stable", 2.0)
+        candidate = w.engine("candidate", 3.0, helper="stable")
+        candidate.hosts[0].die(guilty=False)
+        await asyncio.sleep(0)
+        requests = [w.send(candidate) for _ in range(10)]
+        await asyncio.sleep(0.1)
+        assert [[engine.name for engine, _ in r.answers] for r in requests] == [["stable"]] * 10
+        await w.settle()
+        assert w.counted(candidate) == {"ok": 0, "abandoned": 0, "Down": 10, "HostDeath": 1}
+
+    run(story)
+
+
+def test_every_attempt_is_counted_once_whether_its_client_waits_or_not() -> None:
+    async def story(w: World) -> None:
+        engine = w.engine(lanes=1)
+        engine.seconds = (0.3, 0.3)
+        short, *others = [w.send(engine, seconds=0.1 if n == 0 else 60.0) for n in range(3)]
+        await w.settle()
+        assert [f.status for f in short.failures] == [503]
+        assert [len(r.answers) for r in others] == [1, 1]
+        assert w.counted(engine) == {"ok": 2, "abandoned": 1}
+
+    run(story)
+
+
+def test_a_probe_that_fails_replaces_the_host_and_no_request_is_suspected() -> None:
+    async def story(w: World) -> None:
+        engine = w.engine(hosts=2, lanes=2)
+        engine.drifted = True
+        for _ in range(2):
+            engine.seconds = (0.05, 0.05)
+            w.send(engine)
+            await asyncio.sleep(0.001)
+            engine.scheduler.probe()
+            await asyncio.sleep(0.2)
+        engine.drifted = False
+        await w.settle()
+        assert statuses(w) == [200, 200]
+        assert engine.stats.probe_failures == w.counted(engine)["WrongOutput"] >= 2
+
+    run(story)
+
+
+def test_a_full_batch_does_not_wait_for_the_company_of_another_shape() -> None:
+    async def story(w: World) -> None:
+        engine = w.engine(lanes=1)
+        early = w.send(engine, 1, 3)
+        full = [w.send(engine, 4, 5) for _ in range(2)]
+        await asyncio.sleep(0.1)
+        assert [len(r.answers) for r in full] == [1, 1]
+        assert not early.ends
+        await w.settle()
+        assert early.ended_at - early.call.since < 5.2
+
+    run(story, delay=5.0)
+
+
+def test_a_batch_is_fuller_with_a_delay_and_never_waits_longer_than_that() -> None:
+    async def story(w: World) -> None:
+        engine = w.engine(lanes=2)
+        for _ in range(8):
+            w.send(engine)
+            await asyncio.sleep(0.01)
+        await w.settle()
+        assert engine.sizes == [8]
+        lonely = w.send(engine)
+        began = time.monotonic()
+        await w.settle()
+        assert lonely.ended_at - began < 0.6
+
+    run(story, delay=0.5)
+
+
+def test_a_request_that_met_a_dead_lane_goes_to_a_living_one_at_once() -> None:
+    async def story(w: World) -> None:
+        engine = w.engine(hosts=2, lanes=1)
+        victim = engine.scheduler._lanes.free[-1].host
+        victim.die(guilty=False)  # the front has not noticed
+        for lane in victim.ends:
+            lane.dying = False
+            engine.scheduler._lanes.free.append(lane)
+        request = w.send(engine)
+        await asyncio.sleep(0.02)
+        assert len(request.answers) == 1
+
+    run(story)
