@@ -31,13 +31,17 @@ def codec(inputs: list[TensorSpec], outputs: list[TensorSpec], revision: str = "
 
 
 def ask(of: Codec, document: Any, tail: bytes = b"") -> tuple[Any, list[bytes]]:
-    head = json.dumps(document).encode()
-    plan, rest = of.plan({HEADER_LENGTH: str(len(head)).encode()}, head + tail)
-    return plan, [bytes(body) for body in plan.bodies(rest, OFF)]
+    return ask_text(of, json.dumps(document).encode(), tail)
 
 
-def told(of: Codec, plan: Any, *outputs: tuple[tuple[int, ...], bytes]) -> tuple[Any, bytes]:
-    headers, body = of.answer(plan, [(shape, memoryview(data)) for shape, data in outputs], OFF)
+def ask_text(of: Codec, head: bytes, tail: bytes) -> tuple[Any, list[bytes]]:
+    """((plan, id), bodies)"""
+    plan, request_id, rest = of.plan({HEADER_LENGTH: str(len(head)).encode()}, head + tail)
+    return (plan, request_id), [bytes(body) for body in plan.bodies(rest, OFF)]
+
+
+def told(of: Codec, asked: Any, *outputs: tuple[tuple[int, ...], bytes]) -> tuple[Any, bytes]:
+    headers, body = of.answer(*asked, [(shape, memoryview(data)) for shape, data in outputs], OFF)
     if HEADER_LENGTH not in headers:
         return json.loads(body), b""
     length = int(headers.split(HEADER_LENGTH + b": ")[1].split(b"\r\n")[0])
@@ -85,7 +89,7 @@ def test_what_is_known_by_heart_is_forgotten_when_shapes_or_the_answering_revisi
     document = {"inputs": [tensor("x", "FP32", [1], size=4)], "parameters": {"binary_data_output": True}}
     plan, _ = ask(of, document, b"abcd")
     again, bodies = ask(of, document, b"efgh")
-    assert plan is again
+    assert plan[0] is again[0]
     assert bodies == [b"efgh"]
     for by, count in ((of, 1), (of, 1), (of, 3), (other, 3), (other, 3), (of, 1)):
         data = bytes(range(4 * count))
@@ -102,6 +106,42 @@ def test_requests_that_differ_in_their_id_only_get_their_own() -> None:
         plan, _ = ask(of, document if request_id is None else {**document, "id": request_id}, b"abcd")
         head, _ = told(of, plan, ((1,), b"wxyz"))
         assert head.get("id") == request_id
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"id":"%s",%s}', '{ "id" : "%s" ,%s}', '{"parameters":{"id":"x"},"id":"%s",%s}',
+        '{"parameters":{"id":7},"id":"%s",%s}', '{"\\u0069d":"%s",%s}', '{"foo":"id","id":"%s",%s}',
+        '{"foo":["id"],"id":"%s",%s}', '{"foo":"\\"id\\":","id":"%s",%s}',
+    ],
+)  # fmt: skip
+def test_the_id_is_the_requests_own_wherever_it_stands_and_however_often_the_word_comes(text: str) -> None:
+    of = codec(TWO[:1], TWO[:1])
+    rest = '"inputs":[{"name":"a","datatype":"FP32","shape":[1],"parameters":{"binary_data_size":4}}]'
+    for request_id in ("1", "2", "é", "1", "", 'q\\"', ":"):
+        asked, bodies = ask_text(of, (text % (request_id, rest)).encode(), request_id.encode()[:4].ljust(4))
+        assert bodies == [request_id.encode()[:4].ljust(4)]
+        assert told(of, asked, ((1,), b"wxyz"))[0]["id"] == request_id.replace("\\", "")
+
+
+@pytest.mark.parametrize("text", ['{"parameters":{"id":"%s"},%s}', '{"id":null,"parameters":{"id":"%s"},%s}'])
+def test_an_id_of_something_else_is_none_of_the_request(text: str) -> None:
+    of = codec(TWO[:1], TWO[:1])
+    rest = '"inputs":[{"name":"a","datatype":"FP32","shape":[1],"parameters":{"binary_data_size":4}}]'
+    for value in ("1", "2", "1"):
+        assert ask_text(of, (text % (value, rest)).encode(), b"abcd")[0][1] is None
+        with pytest.raises(Invalid):
+            ask_text(of, (text % (value, rest)).encode().replace(b"abcd", b""), b"abc")
+
+
+def test_an_id_that_is_no_text_is_refused_also_where_the_rest_is_known() -> None:
+    of = codec(TWO[:1], TWO[:1])
+    rest = b'"inputs":[{"name":"a","datatype":"FP32","shape":[1],"parameters":{"binary_data_size":4}}]'
+    ask_text(of, b'{"id":"1",' + rest + b"}", b"abcd")
+    for bad in (b'"\xff"', b"7", b'"\\ud800"', b'"a\nb"', b'"1","id":"1"', b'"1', b'1"', b'"\x00"'):
+        with pytest.raises(Invalid):
+            ask_text(of, b'{"id":' + bad + b"," + rest + b"}", b"abcd")
 
 
 def test_strings_come_and_go_as_json_and_as_binary_data() -> None:

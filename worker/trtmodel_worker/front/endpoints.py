@@ -163,16 +163,16 @@ class Endpoints:
         if engine.state is EngineState.FAILED:
             self._finish(request, engine, 503, error_with_id("the engine's hosts keep failing", None), _RETRY_AFTER)
             return
-        plan = None
+        request_id = None
         try:
-            plan, tail = engine.codec.plan(request.headers, request.body)
+            plan, request_id, tail = engine.codec.plan(request.headers, request.body)
             if plan.simple is None and not request.hold(plan.memory_bytes()):
                 text = "too many bytes of requests are held already: try again later"
-                self._finish(request, engine, 503, error_with_id(text, plan.id), _RETRY_AFTER)
+                self._finish(request, engine, 503, error_with_id(text, request_id), _RETRY_AFTER)
                 return
             bodies = plan.bodies(tail, self._regions)
         except Invalid as e:
-            self._finish(request, engine, 400, error_with_id(str(e), plan.id if plan else e.request_id))
+            self._finish(request, engine, 400, error_with_id(str(e), request_id or e.request_id))
             return
         seconds = self._limits.request_seconds
         if plan.timeout is not None and plan.timeout < seconds:
@@ -181,8 +181,8 @@ class Endpoints:
             plan.shapes,
             bodies,
             time.monotonic() + seconds,
-            functools.partial(self._answer, request, plan, bodies),
-            functools.partial(self._fail, request, engine, plan),
+            functools.partial(self._answer, request, request_id, plan, bodies),
+            functools.partial(self._fail, request, request_id, engine),
         )
         request.on_gone = call.cancel if request.span is None else functools.partial(self._gone, request, engine, call)
         engine.submit(call)
@@ -192,12 +192,18 @@ class Endpoints:
         call.cancel()
 
     def _answer(
-        self, request: Request, plan: Plan, bodies: Sequence[memoryview], outputs: Outputs, engine: Engine
+        self,
+        request: Request,
+        request_id: str | None,
+        plan: Plan,
+        bodies: Sequence[memoryview],
+        outputs: Outputs,
+        engine: Engine,
     ) -> None:
         try:
-            headers, body = engine.codec.answer(plan, outputs, self._regions)
+            headers, body = engine.codec.answer(plan, request_id, outputs, self._regions)
         except Failed as e:
-            self._fail(request, engine, plan, e)
+            self._fail(request, request_id, engine, e)
             return
         engine.stats.count_response(200)
         extra = engine.header if request.span is None else self._traced(request, engine, 200)
@@ -207,9 +213,9 @@ class Endpoints:
             request.respond(200, body, headers + extra)
         self._shadow.offer(plan.shapes, bodies, outputs, engine)
 
-    def _fail(self, request: Request, engine: Engine, plan: Plan, failure: Failed) -> None:
+    def _fail(self, request: Request, request_id: str | None, engine: Engine, failure: Failed) -> None:
         extra = _RETRY_AFTER if failure.status == 503 else b""
-        self._finish(request, engine, failure.status, error_with_id(failure.message, plan.id), extra)
+        self._finish(request, engine, failure.status, error_with_id(failure.message, request_id), extra)
 
     def _finish(self, request: Request, engine: Engine, status: int, body: bytes, extra: bytes = b"") -> None:
         engine.stats.count_response(status)

@@ -12,6 +12,7 @@ parameters that are not known are ignored.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -40,16 +41,15 @@ _BINARY_HEAD = b"content-type: application/octet-stream\r\ninference-header-cont
 
 
 class Plan:
-    """What a request's JSON part says. `places` has, for each input in the model's order, where its bytes are: in the
-    binary data (from, to), in a shared memory region, or here. `given`: some are here, so it is no plan for another
-    request. `outputs`: index, whether as binary data, and the region that it goes to."""
+    """What a request's JSON part says, but for its id. `places` has, for each input in the model's order, where its
+    bytes are: in the binary data (from, to), in a shared memory region, or here. `given`: some are here, so it is no
+    plan for another request. `outputs`: index, whether as binary data, and the region that it goes to."""
 
     __slots__ = (
-        "answer", "checked", "fixed", "given", "id", "outputs", "places", "shapes", "simple", "tail_bytes", "timeout",
+        "answer", "checked", "fixed", "given", "outputs", "places", "shapes", "simple", "tail_bytes", "timeout",
     )  # fmt: skip
 
     def __init__(self) -> None:
-        self.id: str | None = None
         self.timeout: float | None = None
         self.shapes: list[Shape] = []
         self.places: list[tuple[int, int] | MemoryRef | memoryview] = []
@@ -59,7 +59,7 @@ class Plan:
         self.checked: list[InputRule] = []  # inputs whose content is looked at, too
         self.outputs: list[tuple[int, bool, MemoryRef | None]] = []
         self.fixed = False  # the answer's JSON part follows from the shapes
-        self.answer: tuple[Codec, list[Shape], bytes, bytes] | None = None
+        self.answer: tuple[Codec, list[Shape], bytes] | None = None
 
     def bodies(self, tail: memoryview, regions: Regions) -> list[memoryview]:
         """Bytes of each input, in the model's order. Raises Invalid."""
@@ -90,29 +90,37 @@ class Codec:
 
     def __init__(self, model: str, revision: str, admission: Admission) -> None:
         self._admission = admission
-        self._plans: dict[bytes, Plan] = {}
+        self._plans: dict[bytes | tuple[bytes, bytes], Plan] = {}
         self._prefix = b'{"model_name":%b,"model_version":%b,' % (orjson.dumps(model), orjson.dumps(revision))
         self._outputs = [_OutputForm(spec) for spec in admission.outputs]
 
-    def plan(self, headers: Mapping[bytes, bytes], body: bytes) -> tuple[Plan, memoryview]:
-        """What is asked, and the binary data that came with it. Raises Invalid, with `request_id` where one could be
-        read."""
+    def plan(self, headers: Mapping[bytes, bytes], body: bytes) -> tuple[Plan, str | None, memoryview]:
+        """What is asked, the request's id, and the binary data that came with it. Raises Invalid, with `request_id`
+        where one could be read."""
         head, tail = _split(headers, body)
-        plan = self._plans.get(head)
-        if plan is None:
-            plan = self._plan(head)
-            if not plan.given and len(head) <= _CACHED_BYTES:  # clients send the same few headers again and again
-                if len(self._plans) >= _CACHED_PLANS:
-                    self._plans.clear()
-                self._plans[head] = plan
-        return plan, tail
+        plan = self._plans.get(head)  # clients send the same few headers again and again
+        if plan is not None:
+            return plan, None, tail
+        if len(head) > _CACHED_BYTES:
+            return *self._plan(head), tail
+        key, written_id = _without_id(head)
+        plan = self._plans.get(key)
+        if plan is not None:
+            return plan, written_id, tail
+        plan, request_id = self._plan(head)
+        if not plan.given and request_id == written_id:
+            if len(self._plans) >= _CACHED_PLANS:
+                self._plans.clear()
+            self._plans[key] = plan
+        return plan, request_id, tail
 
-    def answer(self, plan: Plan, outputs: Outputs, regions: Regions) -> tuple[bytes, bytes]:
+    def answer(self, plan: Plan, request_id: str | None, outputs: Outputs, regions: Regions) -> tuple[bytes, bytes]:
         """(header lines, body), after what belongs into shared memory was written there. Raises Failed if an output
         has no JSON form, or does not fit into its region."""
         cached = plan.answer
         if cached is not None and cached[0] is self and cached[1] == [shape for shape, _ in outputs]:
-            return cached[2], b"".join([cached[3], *[outputs[index][1] for index, _, _ in plan.outputs]])
+            text = self._text(request_id, cached[2])
+            return _BINARY_HEAD % len(text), b"".join([text, *[outputs[index][1] for index, _, _ in plan.outputs]])
         parts, blobs = [], []
         for index, binary, region in plan.outputs:
             shape, view = outputs[index]
@@ -125,22 +133,25 @@ class Codec:
                 blobs.append(view)
             else:
                 parts.append(form.json(shape, view))
-        identity = b'"id":%b,' % orjson.dumps(plan.id) if plan.id is not None else b""
-        text = b'%b%b"outputs":[%b]}' % (self._prefix, identity, b",".join(parts))
+        said = b",".join(parts)
+        text = self._text(request_id, said)
         if not blobs:
             return JSON_HEAD, text
-        head = _BINARY_HEAD % len(text)
         if plan.fixed:
-            plan.answer = (self, [shape for shape, _ in outputs], head, text)
-        return head, b"".join((text, *blobs))
+            plan.answer = (self, [shape for shape, _ in outputs], said)
+        return _BINARY_HEAD % len(text), b"".join((text, *blobs))
 
-    def _plan(self, head: bytes) -> Plan:
+    def _text(self, request_id: str | None, outputs: bytes) -> bytes:
+        if request_id is None:
+            return b'%b"outputs":[%b]}' % (self._prefix, outputs)
+        return b'%b"id":%b,"outputs":[%b]}' % (self._prefix, orjson.dumps(request_id), outputs)
+
+    def _plan(self, head: bytes) -> tuple[Plan, str | None]:
         plan = Plan()
         document = parse_request(head)
         request_id = document.get("id")
         if request_id is not None and not isinstance(request_id, str):
             raise Invalid("id must be a string")
-        plan.id = request_id
         try:
             parameters = _object(document.get("parameters"), "parameters")
             plan.timeout = _timeout(parameters)
@@ -149,7 +160,7 @@ class Codec:
         except Invalid as e:
             e.request_id = request_id
             raise
-        return plan
+        return plan, request_id
 
     def _read_inputs(self, inputs: Any, plan: Plan, head: bytes) -> None:
         admission = self._admission
@@ -273,6 +284,21 @@ def _split(headers: Mapping[bytes, bytes], body: bytes) -> tuple[bytes, memoryvi
     return body[:length], memoryview(body)[length:]
 
 
+def _without_id(head: bytes) -> tuple[bytes | tuple[bytes, bytes], str | None]:
+    """What is before and behind the text of the id, and the id, if the text has one key of that name and no escapes:
+    the same around another id means the same. (head, None) otherwise."""
+    found = _ID.findall(head)
+    if len(found) != 1 or b"\\" in head:
+        return head, None
+    before, _, behind = head.partition(found[0])
+    mark = found[0].index(b":")
+    text = found[0][mark + 1 :].strip()
+    try:
+        return (before, behind), text[1:-1].decode()
+    except UnicodeDecodeError:
+        return head, None
+
+
 def _place(rule: InputRule, shape: Shape, tensor: Mapping[str, Any], at: int) -> tuple[int, int] | MemoryRef | None:
     """Where an input's bytes are; `at`: where the next binary data begins. None: they are its data. Raises Invalid."""
     what = f"input {rule.name!r}"
@@ -333,4 +359,5 @@ def _names(names: Any) -> str:
     return ", ".join(repr(name) for name in names)
 
 
+_ID = re.compile(rb'"id"\s*:\s*"[^"\x00-\x1f]*"')
 _NOTHING = memoryview(b"")
