@@ -30,6 +30,7 @@ from trtmodel_worker.front.engine import Engine, EngineSettings
 from trtmodel_worker.front.fence import Held, Ruling, judge_request, pointer_counts
 from trtmodel_worker.front.hostproc import HostFailed, Hosts, Machine, Payload
 from trtmodel_worker.front.memory import Free, HostMemory
+from trtmodel_worker.front.reading import Reading
 from trtmodel_worker.front.regions import Arenas
 from trtmodel_worker.front.room import MemoryRules
 from trtmodel_worker.front.router import Router
@@ -46,6 +47,7 @@ DEBOUNCE_SECONDS = 10.0  # a host that is being replaced makes nobody leave the 
 KEPT_STATS = 16
 DEFAULT_LANES = 4
 _DESCRIBE_RETRY_SECONDS = 5.0
+_TRAFFIC_SECONDS = 1.0
 _MOST_SEQUENCE = 1 << 53  # JSON's numbers are exact so far
 _MOST_TTL_SECONDS = 86_400
 _MOST_WINDOW_CHARACTERS = 256
@@ -85,6 +87,9 @@ class Worker:
         self._artifacts: tuple[Storage, Artifacts] | None = None
         self._kept: set[str] = set()
         self._memory = HostMemory()
+        self._batches_before = (0, 0)  # one to two times _TRAFFIC_SECONDS ago, and since then
+        self._preparing = Reading("prepare")
+        self._restarting = Reading("restart")  # a storage that hangs a preparation does not hang this
         self._down_since: float | None = None
         self._watch = pointers.MountWatch(settings.pointer_dir, settings.keys_dir, self._mounted_changed)
         self.swapper = Swapper(
@@ -105,6 +110,7 @@ class Worker:
             asyncio.create_task(self._watch.run(), name="mounts"),
             asyncio.create_task(self.swapper.run(), name="swap"),
             asyncio.create_task(self._describe(), name="describe"),
+            asyncio.create_task(self._watch_traffic(), name="traffic"),
         ]
         try:
             # Not gather: its children would be cancelled twice, and the second time ends the release of the engines.
@@ -116,6 +122,16 @@ class Worker:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             self.hosts.close()
+            self._preparing.close()
+            self._restarting.close()
+
+    async def _watch_traffic(self) -> None:
+        while True:
+            self._batches_before = (self._batches_before[1], self._batches())
+            await asyncio.sleep(_TRAFFIC_SECONDS)
+
+    def _batches(self) -> int:
+        return sum(stats.batches for stats in self.stats.values())
 
     async def _describe(self) -> None:
         while self.machine is None:
@@ -190,18 +206,18 @@ class Worker:
         if self._pointer is None or self.machine is None:
             raise Refused("NotStarted", "no pointer was mounted yet", transient=True)
         progress(EngineState.FETCHING)
-        artifacts = await asyncio.to_thread(self._open, self._pointer.storage)
-        manifest = await asyncio.to_thread(artifacts.manifest, artifact, self.machine.load_key)
-        await asyncio.to_thread(artifacts.fetch, manifest)  # before anything is unloaded for it
-        await make_room(manifest)
-        payload = await _payload(artifacts, manifest)
+        fetch = functools.partial(self._fetch, self._pointer.storage, artifact, self.machine.load_key)
+        seconds = self.settings.prepare_seconds
+        artifacts, manifest = await self._preparing.run(seconds, "the artifact", fetch, lambda _: None)
+        await make_room(manifest)  # now that all files are here: nothing is unloaded for what cannot be fetched
+        payload = await self._payload(self._preparing, artifacts, manifest)
         progress(EngineState.LOADING)
         try:
             engine = Engine(
                 self.model.name,
                 artifact.manifest_digest,
                 manifest,
-                lambda: _payload(artifacts, manifest),
+                lambda: self._payload(self._restarting, artifacts, manifest),
                 self.hosts,
                 self.arenas,
                 self.windows,
@@ -231,11 +247,23 @@ class Worker:
             health_seconds=settings.health_seconds,
             hedge_seconds=settings.hedge_seconds,
             rules=self._rules,
-            paced=standing is not None and not standing.scheduler.idle,
+            paced=standing is not None and self._batches() != self._batches_before[0],
         )
 
     async def _free_memory(self) -> Free:
         return Free(host_bytes=await asyncio.to_thread(self._memory.free_bytes))
+
+    def _fetch(self, storage: Storage, artifact: SignedArtifact, load_key: LoadKey) -> tuple[Artifacts, Manifest]:
+        """Everything of an engine into the cache. Blocks, as long as the storage likes."""
+        artifacts = self._open(storage)
+        manifest = artifacts.manifest(artifact, load_key)
+        artifacts.fetch(manifest)
+        return artifacts, manifest
+
+    async def _payload(self, threads: Reading, artifacts: Artifacts, manifest: Manifest) -> Payload:
+        """Verified bytes."""
+        read = functools.partial(artifacts.payload, manifest)
+        return await threads.run(self.settings.prepare_seconds, "the artifact", read, Payload.close)
 
     def _open(self, storage: Storage) -> Artifacts:
         if self._artifacts is None or self._artifacts[0] != storage:
@@ -361,18 +389,3 @@ def _check(request: DesiredRequest, model: DesiredModel) -> None:
     for what, share in (("weight", routes.weight), ("shadow", routes.shadow)):
         if not 0 <= share <= 100:
             raise DocumentError(f"{what} is a percentage, not {share}")
-
-
-async def _payload(artifacts: Artifacts, manifest: Manifest) -> Payload:
-    """Verified bytes. If nobody waits for them any more, they are closed when they come."""
-    reading = asyncio.get_running_loop().run_in_executor(None, artifacts.payload, manifest)
-    try:
-        return await asyncio.shield(reading)
-    except asyncio.CancelledError:
-        reading.add_done_callback(_discard)
-        raise
-
-
-def _discard(reading: asyncio.Future[Payload]) -> None:
-    if not reading.cancelled() and reading.exception() is None:
-        reading.result().close()
