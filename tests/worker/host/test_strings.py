@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto
 from trtmodel_contract.codec import dumps
+from trtmodel_contract.exitcodes import HostExit
 from trtmodel_contract.identity import Profile, ShapeRange
 from trtmodel_contract.manifest import Golden, Manifest, MemoryNeed, TensorSpec
 from trtmodel_worker.engines.base import InvalidInput
@@ -172,6 +173,7 @@ def test_a_host_whose_strings_differ_from_those_of_the_build_is_refused(bucket: 
         refused = process.refused()
         assert refused.reason == "SelfTestFailed"
         assert "output 't' at [0, 0] is a, it was b when built" in refused.message
+        assert process.exit_code() == HostExit.CANNOT_LOAD
 
 
 def test_a_client_gets_the_strings_that_it_sent(

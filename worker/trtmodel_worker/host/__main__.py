@@ -10,7 +10,7 @@ from trtmodel_worker.host.process import describe, serve
 logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s host %(message)s")
 
 if len(sys.argv) == 3 and sys.argv[1] == "serve":
-    sys.exit(serve(int(sys.argv[2])))
+    serve(int(sys.argv[2]))
 if len(sys.argv) == 3 and sys.argv[1] == "describe":
     sys.exit(describe(sys.argv[2]))
 sys.exit("usage: python -m trtmodel_worker.host serve <descriptor> | describe <runtime>")

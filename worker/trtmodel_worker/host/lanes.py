@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, cast
 
 import numpy as np
 from trtmodel_contract.exitcodes import HostExit
@@ -161,6 +161,7 @@ class LaneServer:
         samples: Sequence[Sample],
     ) -> None:
         self._lane: Lane | None = lane
+        self._binds = isinstance(lane, BindingLane)  # asked once: it takes longer than a small run
         self._maker = maker
         self._channel = channel
         self._arena = arena
@@ -210,8 +211,8 @@ class LaneServer:
         lane = self._lane
         assert lane is not None
         inputs, region = self._places(data)
-        if isinstance(lane, BindingLane):
-            bound = lane.bind(inputs, region.allocate)
+        if self._binds:
+            bound = cast("BindingLane", lane).bind(inputs, region.allocate)
             if bound is not None and bound.run():
                 places = tuple(region.place(s.name, bound.outputs[s.name]) for s in self._outputs)
                 if len(self._prepared) >= _MOST_PREPARED:

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from trtmodel_contract.codec import dumps, encode, loads
 from trtmodel_contract.exitcodes import HostExit
@@ -51,8 +52,9 @@ def describe(name: str) -> int:
     return HostExit.DONE
 
 
-def serve(config_fd: int) -> int:
-    """Run one engine as the configuration in `config_fd` says. Returns the exit code."""
+def serve(config_fd: int) -> NoReturn:
+    """Run one engine as the configuration in `config_fd` says. Ends the process without cleaning up the runtime: its
+    memory is freed anyway, and destroying an engine may block, above all on a device that is poisoned."""
     with os.fdopen(config_fd, "rb") as f:
         config = loads(HostConfig, f.read())
     _die_with(config.parent_pid)
@@ -62,7 +64,7 @@ def serve(config_fd: int) -> int:
     except _Refusal as e:
         log.error("%s: %s", e.reason, e)
         control.send(dumps(Refused(e.reason, str(e)[:MAX_TEXT_BYTES])))
-        return HostExit.CANNOT_LOAD
+        os._exit(HostExit.CANNOT_LOAD)
     threads = [threading.Thread(target=lane.run, name=f"lane-{i}") for i, lane in enumerate(lanes)]
     stop, stopped = os.pipe()
     os.set_blocking(stopped, False)
@@ -77,7 +79,6 @@ def serve(config_fd: int) -> int:
     deadline = time.monotonic() + _FINISH_SECONDS
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
-    # No clean-up of the runtime: the end of the process frees everything, and destroying engines may block.
     os._exit(HostExit.DONE)
 
 
