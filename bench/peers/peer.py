@@ -15,7 +15,7 @@ from processes import Server, free_port
 SERVERS = Path(__file__).resolve().parent / "servers"
 RELOAD_SECONDS = 60.0
 # What a tool or a user set for their own processes must not steer a server: only these go on.
-PASSED = ("LANG", "TMPDIR")
+PASSED = ("LANG",)
 
 
 class PeerServer:
@@ -41,7 +41,7 @@ class PeerServer:
         python = venvs.ensure(self.peer.venv)
         environment = {key: os.environ[key] for key in PASSED if key in os.environ} | {
             "PATH": f"{python.parent}:{os.environ['PATH']}", "VIRTUAL_ENV": str(python.parent.parent),
-            "HOME": str(setup.folder),
+            "HOME": str(setup.folder), "TMPDIR": str(setup.folder),
             "PYTHONPATH": str(SERVERS), "BENCH_MODEL": str(self.link), "BENCH_PORT": str(self.port),
             "BENCH_PORT_2": str(free_port()), "BENCH_PORT_3": str(free_port()), "BENCH_BODY": setup.body,
             "BENCH_PARALLEL": str(setup.parallel), "BENCH_DEADLINE": f"{setup.deadline_seconds:g}",

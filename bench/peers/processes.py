@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -12,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 PR_SET_CHILD_SUBREAPER = 36
+STOP_SECONDS = 10.0
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -101,33 +103,28 @@ class Server:
     def pids(self) -> list[int]:
         return tree(self.pid) if self.alive() else []
 
-    def stop(self, seconds: float = 10.0) -> None:
-        """SIGTERM, and SIGKILL for what is left after `seconds`. Only processes that this runner started."""
-        if self.alive():
-            os.kill(self.pid, signal.SIGTERM)
-        end_descendants(seconds)
+    def stop(self) -> None:
+        """As a container ends: SIGTERM to the first process, up to STOP_SECONDS, then SIGKILL to all that is left."""
+        if self.process is not None and self.alive():
+            self.process.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(STOP_SECONDS)
+        end_descendants()
         self.process = None
 
     def tail(self) -> str:
         return self.log.read_text(errors="replace")[-1500:] if self.log.exists() else ""
 
 
-def end_descendants(seconds: float) -> None:
-    """Waits for every descendant of this process to end, kills what does not."""
-    deadline = time.monotonic() + seconds
+def end_descendants() -> None:
+    """SIGKILL to every descendant of this process, which started them all, until none is left."""
     while True:
-        while True:
-            try:
-                pid, _ = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                break
-        if time.monotonic() > deadline:
-            for pid in tree(os.getpid())[1:]:
-                try:
-                    os.kill(pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    continue
-            deadline = time.monotonic() + seconds
-        time.sleep(0.02)
+        for pid in tree(os.getpid())[1:]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                continue
+        except ChildProcessError:
+            return
+        time.sleep(0.01)

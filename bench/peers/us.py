@@ -14,13 +14,14 @@ from catalogue import Setup  # noqa: E402
 from job_harness import Jobs, make_jobs, profiles, save_npz  # noqa: E402
 from models import COLUMNS, BenchModel  # noqa: E402
 from processes import free_port, tree  # noqa: E402
-from trtmodel_contract.control import SignedArtifact  # noqa: E402
+from trtmodel_contract.control import EngineState, SignedArtifact  # noqa: E402
 from trtmodel_contract.gate import Task  # noqa: E402
 from trtmodel_contract.identity import EngineSettings, LoadKey, Storage  # noqa: E402
-from worker_harness import Bucket, Operator, WorkerProcess  # noqa: E402
+from worker_harness import Bucket, Operator, WorkerProcess, eventually  # noqa: E402
 
 ROWS = 64  # of the data that the builds are judged by
 BATCHES = (1, 8, 32)
+PREPARE_SECONDS = 300.0
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,8 @@ class OurServer:
     def start(self) -> None:
         self._worker.start()
         if self._standby is not None:
-            self._worker.wait_engine(self._standby.manifest_digest)
+            self._worker.wait_listening()
+            self._wait_ready(self._standby)
 
     def alive(self) -> bool:
         return self._worker.process is not None and self._worker.process.poll() is None
@@ -108,9 +110,18 @@ class OurServer:
         answer = self._worker.desire(old, new)
         if answer.status != 200:
             raise RuntimeError(f"the worker refused: {answer.status} {answer.body[:200]!r}")
-        self._worker.wait_engine(new.manifest_digest)
+        self._wait_ready(new)
         self._worker.desire(new, standby=old)
         self._worker.wait_routed(new.manifest_digest)
+
+    def _wait_ready(self, artifact: SignedArtifact) -> None:
+        """A preparation beside traffic is slow by intent: a fifth of the time at most is its own."""
+
+        def ready() -> bool:
+            found = self._worker.engine(artifact.manifest_digest)
+            return found is not None and found.state is EngineState.READY
+
+        eventually(ready, f"{artifact.manifest_digest[:12]} is ready\n{self.tail()}", PREPARE_SECONDS)
 
     def stop(self) -> None:
         if self._worker.process is not None:
