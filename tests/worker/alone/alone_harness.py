@@ -37,12 +37,16 @@ class Served:
         self._cwd = cache.parent
         self.said: list[str] = []
 
-    def __enter__(self) -> Served:
+    def start(self) -> Served:
         self.process = subprocess.Popen(
             self._command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, cwd=self._cwd
         )
         self._reader = threading.Thread(target=self._listen, daemon=True)
         self._reader.start()
+        return self
+
+    def __enter__(self) -> Served:
+        self.start()
         eventually(lambda: self.is_ready() or self.process.poll() is not None, "ready", READY_SECONDS)
         assert self.process.poll() is None, self.text
         return self

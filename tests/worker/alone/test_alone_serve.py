@@ -93,6 +93,31 @@ def test_what_serves_ends_with_the_command_that_is_killed(relu: Path, tmp_path: 
         eventually(lambda: not any(runs(pid) for pid in children), "front and hosts are gone")
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "terminated"])
+def test_an_interrupted_build_leaves_neither_process_nor_file(number: int, tmp_path: Path) -> None:
+    served = Served(MAGIKA, tmp_path / "cache").start()
+    try:
+        eventually(lambda: "building revision" in served.text, "it builds", 60)
+        children = served.children()
+        assert served.interrupt(number) == 130
+        eventually(lambda: not any(runs(pid) for pid in children), "builder and stage are gone")
+        assert list((tmp_path / "cache").glob("*-*")) == []
+    finally:
+        served.__exit__()
+
+
+def test_what_a_killed_command_left_goes_with_the_next_one(relu: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    with Served(relu, cache) as served:
+        assert len(list(cache.glob("run-*"))) == 1
+        assert trtmodel("check", relu, cache=cache).returncode == 0
+        assert len(list(cache.glob("run-*"))) == 1  # it is in use
+        served.process.kill()
+        served.process.wait()
+        assert trtmodel("check", relu, cache=cache).returncode == 0
+        assert list(cache.glob("run-*")) == []
+
+
 def test_a_port_that_is_taken_is_named_before_anything_is_built(relu: Path, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]

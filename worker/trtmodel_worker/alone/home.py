@@ -2,12 +2,16 @@
 
 <home>/store/engines/...    a bucket in a directory, laid out as in S3
 <home>/files/sha256/...     fetched sources and data sets
-<home>/work-*, run-*        of a command that runs
+<home>/work-*, run-*        of a command that runs; what a killed one left goes when the next one starts alone
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
+import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,14 +37,26 @@ def model_ref(name: str) -> ModelRef:
 class Home:
     root: Path
 
-    def prepare(self) -> None:
-        """Raises StorageError."""
+    @contextlib.contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Every command is in here while it runs. Raises StorageError."""
         try:
             for folder in (self.root / "store" / BUCKET, self.files):
                 folder.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY)
         except OSError as e:
             text = f"{self.root} cannot be used: {e.strerror}: name a directory that you may write to with --cache"
             raise StorageError(Reason.ACCESS_DENIED, text) from e
+        try:
+            with contextlib.suppress(OSError):  # another command runs, or the file system knows no locks
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                for left in (*self.root.glob("work-*"), *self.root.glob("run-*")):
+                    shutil.rmtree(left, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                fcntl.flock(descriptor, fcntl.LOCK_SH)
+            yield
+        finally:
+            os.close(descriptor)
 
     @property
     def storage(self) -> Storage:

@@ -7,6 +7,7 @@ cannot be used; 42 the model cannot be used so, or the gate failed; 44 the gate 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import re
 import signal
@@ -27,6 +28,7 @@ from trtmodel_worker.storage import StorageError
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
+END_SECONDS = 10.0
 PRECISIONS = ("FP32", "FP16", "BF16", "INT8", "FP8")
 MOST_BATCH = 4096
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
@@ -39,8 +41,8 @@ def main(arguments: list[str] | None = None) -> int:
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(message)s")
     home = Home(options.cache.expanduser().absolute())
     try:
-        home.prepare()
-        code = _serve(options, home) if options.command == "serve" else _of_engine(options, home)
+        with home.in_use():
+            code = _serve(options, home) if options.command == "serve" else _of_engine(options, home)
     except KeyboardInterrupt:
         say("interrupted")
         code = EXIT_INTERRUPTED
@@ -66,16 +68,33 @@ def _serve(options: argparse.Namespace, home: Home) -> int:
     )
     try:
         serve.require_ports(serving)
-        # In a process of its own: what builds needs much memory, and what serves should not keep it.
-        command = [sys.executable, "-m", "trtmodel_worker.alone.main", "build", *_of_build(options)]
-        built = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-        if built.returncode:
-            return built.returncode if built.returncode > 0 else EXIT_FAILED
-        digest = built.stdout.split()[-1]
+        code, digest = _built(options)
+        if code:
+            return code
         return serve.run(serving, digest, home.store().get_manifest(digest), home)
     except serve.Unusable as e:
         say(str(e))
         return EXIT_USAGE
+
+
+def _built(options: argparse.Namespace) -> tuple[int, str]:
+    """(exit code, digest). In a process of its own: what builds needs much memory, and what serves should not keep
+    it."""
+    command = [sys.executable, "-m", "trtmodel_worker.alone.main", "build", *_of_build(options)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        said, _ = process.communicate()
+    except KeyboardInterrupt:
+        process.terminate()  # it removes its files
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(END_SECONDS)
+        raise
+    finally:
+        process.kill()
+        process.wait()
+    if process.returncode:
+        return process.returncode if process.returncode > 0 else EXIT_FAILED, ""
+    return 0, said.split()[-1]
 
 
 def _of_build(options: argparse.Namespace) -> list[str]:
