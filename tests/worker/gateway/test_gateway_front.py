@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -227,6 +228,16 @@ def test_a_front_that_breaks_off_or_speaks_nonsense_is_unavailable(front: Script
         assert caller.refused(infer_request(RAW)).code() is grpc.StatusCode.UNAVAILABLE
         front.answer = live_or(http_answer(200, ANSWER, RAW))
         assert caller.infer(infer_request(RAW))[0].model_version == "r1"
+
+
+def test_a_front_that_is_not_there_is_unavailable(front: ScriptedFront) -> None:
+    with gateway_before(front) as (caller, _):
+        front.answer = lambda _: None  # what was connected is closed
+        front.close()
+        Path(front.path).unlink()
+        error = caller.refused(infer_request(RAW))
+    assert error.code() is grpc.StatusCode.UNAVAILABLE
+    assert "cannot be reached" in error.details()
 
 
 def test_an_answer_in_pieces_is_put_together(front: ScriptedFront) -> None:

@@ -63,6 +63,16 @@ def test_a_killed_gateway_comes_back_and_http_does_not_notice(
     assert load.failures == []
 
 
+def test_a_worker_is_ready_no_sooner_than_its_grpc_port(
+    start_worker: Start, operator: Operator, bucket: Bucket
+) -> None:
+    port = free_port()
+    worker_with(start_worker, operator, bucket, port)
+    with Caller(port).channel as channel:
+        method = channel.unary_unary("/inference.GRPCInferenceService/ServerLive")
+        assert method(b"", timeout=20) == b"\x08\x01"
+
+
 def test_a_front_that_is_killed_leaves_no_gateway(start_worker: Start, operator: Operator, bucket: Bucket) -> None:
     worker = worker_with(start_worker, operator, bucket, free_port())
     pid = wait_gateway(worker)

@@ -56,8 +56,13 @@ async def serve(settings: Settings) -> int:
     limits = Limits(settings.body_bytes, settings.json_bytes, settings.request_seconds)
     tracing = Tracing(recorder_of(os.environ, settings.model))
     shadow = Shadow(worker.router, worker.windows, settings.request_seconds)
+    gateway = Gateway(settings, _FINISH_SECONDS) if settings.grpc_port else None
+
+    def is_ready() -> bool:
+        return worker.is_ready() and (gateway is None or gateway.settled)
+
     endpoints = Endpoints(
-        settings.model, settings.runtime, worker.router, limits, worker.is_ready, shadow,
+        settings.model, settings.runtime, worker.router, limits, is_ready, shadow,
         settings.shared_memory_prefix, tracing,
     )  # fmt: skip
     server = HttpServer(endpoints, settings.staging_bytes, _most_connections())
@@ -72,7 +77,9 @@ async def serve(settings: Settings) -> int:
     try:
         await control.listen(host, settings.control_port)
         await metrics.listen(host, settings.metrics_port)
-        gateway = await _start_gateway(settings, server)
+        if gateway is not None:
+            await server.listen_unix(gateway.path)
+            gateway.start()
         await server.listen(host, settings.http_port)  # last: who sees it live finds the others
     except OSError as e:
         log.critical("a port cannot be used: %s", e)
@@ -100,16 +107,6 @@ async def serve(settings: Settings) -> int:
         await asyncio.wait_for(asyncio.to_thread(tracing.close), _EXPORT_SECONDS)
     log.info("everything was answered")
     return 0
-
-
-async def _start_gateway(settings: Settings, server: HttpServer) -> Gateway | None:
-    """Raises OSError."""
-    if not settings.grpc_port:
-        return None
-    gateway = Gateway(settings, _FINISH_SECONDS)
-    await server.listen_unix(gateway.path)
-    gateway.start()
-    return gateway
 
 
 def _most_connections() -> int:

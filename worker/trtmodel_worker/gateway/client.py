@@ -68,10 +68,10 @@ class FrontClient:
             _, connection = await asyncio.wait_for(
                 loop.create_unix_connection(lambda: _Connection(loop), self._path), seconds
             )
+        except asyncio.TimeoutError as e:  # since Python 3.11 an OSError too
+            raise TooLate(f"the worker's front did not take a connection within {seconds:g} s") from e
         except OSError as e:
             raise Unreachable(f"the worker's front cannot be reached: {e}") from e
-        except asyncio.TimeoutError as e:
-            raise TooLate(f"the worker's front did not take a connection within {seconds:g} s") from e
         return connection
 
     async def _exchange(self, connection: _Connection, head: bytes, body: Sequence[bytes], seconds: float) -> Answer:

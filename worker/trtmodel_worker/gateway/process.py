@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
 import os
@@ -43,6 +44,7 @@ def run(config: GatewayConfig) -> int:
     end_with_parent()
     if os.getppid() != config.parent_pid:
         return 1  # it ended before it could be tied to us
+    gc.freeze()  # modules are no work for the garbage collector
     loop = uvloop.new_event_loop()
     asyncio.set_event_loop(loop)
     return int(loop.run_until_complete(_serve(config)))
@@ -63,6 +65,7 @@ async def _serve(config: GatewayConfig) -> int:
         return 1
     await server.start()
     log.info("serving gRPC on %s", config.address)
+    print("serving", flush=True)  # for the front
     await told.wait()
     health.end()
     service.end()

@@ -25,7 +25,8 @@ _KILL_SECONDS = 5.0  # beyond its own time to finish
 
 class Gateway:
     """`path`: where the front must listen for it, in a directory that nobody else may enter. The process is started
-    from the loop's thread, which lives as long as the front: the kernel ends the one with the other."""
+    from the loop's thread, which lives as long as the front: the kernel ends the one with the other. `settled`: it has
+    served once, or failed to; until then a Service must not send calls here."""
 
     def __init__(self, settings: Settings, finish_seconds: float) -> None:
         self._directory = tempfile.mkdtemp(prefix="trtmodel-grpc-")
@@ -44,6 +45,7 @@ class Gateway:
         self._command = (sys.executable, "-m", "trtmodel_worker.gateway", json.dumps(config))
         self._process: asyncio.subprocess.Process | None = None
         self._keeper: asyncio.Task[None] | None = None
+        self.settled = False
 
     def start(self) -> None:
         self._keeper = asyncio.create_task(self._keep(), name="gateway")
@@ -69,19 +71,32 @@ class Gateway:
             started = time.monotonic()
             try:
                 await self._start()
-                assert self._process is not None
-                why = f"ended with code {await self._process.wait()}"
+                why = f"ended with code {await self._watch()}"
             except OSError as e:
                 why = f"could not be started: {e}"
+            self.settled = True
             lived = time.monotonic() - started > _LIVED_SECONDS
             pause = 0.0 if lived else min(max(2 * pause, _FIRST_PAUSE_SECONDS), _LONGEST_PAUSE_SECONDS)
             log.error("the gRPC gateway %s: again in %.1f s", why, pause)
             await asyncio.sleep(pause)
 
+    async def _watch(self) -> int:
+        """Until its end. The first line that it prints says that it serves."""
+        process = self._process
+        assert process is not None
+        assert process.stdout is not None
+        if await process.stdout.readline():
+            self.settled = True
+        return await process.wait()
+
     async def _start(self) -> None:
         starting = asyncio.create_task(
             asyncio.create_subprocess_exec(
-                *self._command, env=scrubbed(os.environ), stdin=asyncio.subprocess.DEVNULL, start_new_session=True
+                *self._command,
+                env=scrubbed(os.environ),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                start_new_session=True,
             )
         )
         try:
