@@ -61,8 +61,13 @@ class Inflation:
         return self._found
 
 
+Refuse = Callable[[Request, int, str, bytes], None]
+"""Answers a request with an error: status, message, header lines."""
+
+
 class Compression:
-    def __init__(self) -> None:
+    def __init__(self, refuse: Refuse) -> None:
+        self._refuse = refuse
         self._threads = ThreadPoolExecutor(_THREADS, "compression")
 
     def inflate(self, request: Request, coding: bytes, limit: int, then: Callable[[Request], None]) -> None:
@@ -71,22 +76,24 @@ class Compression:
         try:
             found = inflation.run(LOOP_BYTES)
         except ValueError as e:
-            _refuse(request, e, limit)
+            self._refuse_as(request, e, limit)
             return
         if found is not None:
-            _go_on(request, found, then)
+            self._go_on(request, found, then)
             return
         future = asyncio.get_running_loop().run_in_executor(self._threads, inflation.run, limit)
 
         def done(future: asyncio.Future[bytes | None]) -> None:
             try:
-                if not request.gone:
-                    _go_on(request, future.result() or b"", then)
+                body = future.result()
             except ValueError as e:
-                _refuse(request, e, limit)
+                self._refuse_as(request, e, limit)
+                return
+            try:
+                self._go_on(request, body or b"", then)
             except Exception:
                 log.exception("a request could not be handled")
-                request.fail(500, "an error of this server, see its log")
+                self._refuse(request, 500, "an error of this server, see its log", b"")
 
         future.add_done_callback(done)
 
@@ -103,6 +110,21 @@ class Compression:
             return
         future = asyncio.get_running_loop().run_in_executor(self._threads, _deflate, coding, body)
         future.add_done_callback(lambda done: request.respond(status, done.result(), headers))
+
+    def _go_on(self, request: Request, body: bytes, then: Callable[[Request], None]) -> None:
+        if not request.hold(len(body)):
+            text = "too many bytes of requests are held already: try again later"
+            self._refuse(request, 503, text, b"retry-after: 1\r\n")
+            return
+        request.body = body
+        then(request)
+
+    def _refuse_as(self, request: Request, error: ValueError, limit: int) -> None:
+        if isinstance(error, TooLarge):
+            text = f"the request's body is larger than {limit:,} bytes when it is not compressed"
+            self._refuse(request, 413, text, b"")
+        else:
+            self._refuse(request, 400, str(error), b"")
 
 
 def chosen(accepted: bytes, size: int, is_json: bool) -> bytes | None:
@@ -121,18 +143,3 @@ def chosen(accepted: bytes, size: int, is_json: bool) -> bytes | None:
 def _deflate(coding: bytes, body: bytes) -> bytes:
     stream = zlib.compressobj(_LEVEL, zlib.DEFLATED, CODINGS[coding])
     return stream.compress(body) + stream.flush()
-
-
-def _go_on(request: Request, body: bytes, then: Callable[[Request], None]) -> None:
-    if not request.hold(len(body)):
-        request.fail(503, "too many bytes of requests are held already: try again later", b"retry-after: 1\r\n")
-        return
-    request.body = body
-    then(request)
-
-
-def _refuse(request: Request, error: ValueError, limit: int) -> None:
-    if isinstance(error, TooLarge):
-        request.fail(413, f"the request's body is larger than {limit:,} bytes when it is not compressed")
-    else:
-        request.fail(400, str(error))

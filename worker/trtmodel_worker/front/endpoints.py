@@ -70,7 +70,7 @@ class Endpoints:
         self._is_ready = is_ready
         self._shadow = shadow
         self._regions = Regions(shared_memory_prefix)
-        self._compression = Compression()
+        self._compression = Compression(self._refuse)
         self._tracing = tracing or Tracing()
         self.unrouted: dict[int, int] = {}  # answers that no engine had a part in, by status
         self._hot = f"/v2/models/{model}/infer".encode()
