@@ -10,6 +10,7 @@ import pytest
 from trtmodel_contract.identity import LoadKey, Profile, ShapeRange
 from trtmodel_contract.manifest import Blob, Manifest, MemoryNeed, TensorSpec
 from trtmodel_worker.engines.base import Allocate, Array
+from trtmodel_worker.host import warming
 from trtmodel_worker.host.pace import Pace
 from trtmodel_worker.host.warming import batch_range, steps, warm, warm_once
 
@@ -38,7 +39,8 @@ class RecordingLane:
         return {"y": out}
 
 
-def test_every_lane_runs_every_batch_size_and_the_first_lane_is_measured() -> None:
+def test_every_lane_runs_every_batch_size_and_the_first_lane_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warming, "_LONG_SECONDS", math.inf)
     lanes = [RecordingLane(), RecordingLane(), RecordingLane()]
     timings = warm(lanes, manifest((X,), ROWS), (8, 1, 2, 4, 16), Pace())
     sizes = [1, 2, 4, 8]  # 16 is beyond the profile
@@ -47,6 +49,14 @@ def test_every_lane_runs_every_batch_size_and_the_first_lane_is_measured() -> No
     assert lanes[0].ran == [((rows, 4),) for rows in sizes for _ in range(4)]
     for lane in lanes[1:]:
         assert lane.ran == [((rows, 4),) for rows in sizes]
+
+
+def test_long_runs_are_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warming, "_LONG_SECONDS", 0.0)
+    lane = RecordingLane()
+    timings = warm([lane], manifest((X,), ROWS), (1, 4, 8), Pace())
+    assert lane.ran == [((rows, 4),) for rows in (1, 4, 8) for _ in range(2)]
+    assert set(timings.by_bucket) == {1, 4, 8}
 
 
 def test_what_is_measured_runs_at_places_that_stay() -> None:
