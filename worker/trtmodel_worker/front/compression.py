@@ -36,10 +36,10 @@ class TooLarge(ValueError):
 class Inflation:
     """One compressed body. It is taken out in steps, so that a few bytes never become more than was asked for."""
 
-    def __init__(self, coding: bytes, body: bytes, limit: int) -> None:
+    def __init__(self, coding: bytes, body: bytes | memoryview, limit: int) -> None:
         self._stream = zlib.decompressobj(CODINGS[coding])
         self._limit = limit
-        self._rest = body
+        self._rest: bytes | memoryview = body
         self._found = b""
 
     def run(self, most: int) -> bytes | None:

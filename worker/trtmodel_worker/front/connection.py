@@ -89,7 +89,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._place is not None:
             self._size += nbytes
             if self._size == self._plain:
-                self._complete(bytes(self._place))
+                self._complete(self._place)
             return
         self._overhead += nbytes
         at = self._take_plain(nbytes)
@@ -301,7 +301,7 @@ class Connection(asyncio.BufferedProtocol):
             if b"expect" in request.headers or (length or 0) > DISCARDED_BYTES or verdict.status in (413, 503):
                 self._refuse(request, verdict)
 
-    def _complete(self, body: bytes) -> None:
+    def _complete(self, body: bytes | memoryview) -> None:
         """The message that came in has ended."""
         request = self._incoming
         self._begun = False

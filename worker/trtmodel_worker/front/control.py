@@ -71,13 +71,17 @@ class ControlEndpoints:
             request.headers.get(HEADER_SIGNATURE.encode(), b"").decode(errors="replace"),
         )
         payload = request_payload(
-            request.method.decode(), path.decode(errors="replace"), self._worker.settings.pod_uid, request.body, expires
+            request.method.decode(),
+            path.decode(errors="replace"),
+            self._worker.settings.pod_uid,
+            bytes(request.body),
+            expires,
         )
         self._worker.keyring.verify(signature, payload)
 
     def _take(self, request: Request) -> None:
         try:
-            self._worker.take(loads(DesiredRequest, request.body))
+            self._worker.take(loads(DesiredRequest, bytes(request.body)))
         except Conflict as e:
             _refuse(request, 409, "Conflict", str(e), self._worker.held)
         except NotYet as e:

@@ -280,7 +280,7 @@ class Endpoints:
                 self._say(request, 200, self._regions.status(path.name or None))
                 return
             if path.action == "memory-register":
-                self._regions.register(path.name, parse_object(request.body))
+                self._regions.register(path.name, parse_object(bytes(request.body)))
             else:
                 self._regions.unregister(path.name or None)
             self._say(request, 200, {})

@@ -54,7 +54,7 @@ class Request:
         self.method = method
         self.path, _, self.query = target.partition(b"?")
         self.headers = headers
-        self.body = b""
+        self.body: bytes | memoryview = b""  # a view if it is large: a copy would cost more than all else
         self.ending = b""  # the answer's Connection header
         self.staged = 0
         self.gone = False

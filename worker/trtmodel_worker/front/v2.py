@@ -94,7 +94,7 @@ class Codec:
         self._prefix = b'{"model_name":%b,"model_version":%b,' % (orjson.dumps(model), orjson.dumps(revision))
         self._outputs = [_OutputForm(spec) for spec in admission.outputs]
 
-    def plan(self, headers: Mapping[bytes, bytes], body: bytes) -> tuple[Plan, str | None, memoryview]:
+    def plan(self, headers: Mapping[bytes, bytes], body: bytes | memoryview) -> tuple[Plan, str | None, memoryview]:
         """What is asked, the request's id, and the binary data that came with it. Raises Invalid, with `request_id`
         where one could be read."""
         head, tail = _split(headers, body)
@@ -272,16 +272,16 @@ def parse_request(text: bytes) -> dict[str, Any]:
                       "Inference-Header-Content-Length must say how long the JSON part is") from e  # fmt: skip
 
 
-def _split(headers: Mapping[bytes, bytes], body: bytes) -> tuple[bytes, memoryview]:
+def _split(headers: Mapping[bytes, bytes], body: bytes | memoryview) -> tuple[bytes, memoryview]:
     """JSON part and what follows it."""
     text = headers.get(HEADER_LENGTH)
     if text is None:
-        return body, _NOTHING
+        return bytes(body), _NOTHING
     length = int(text) if text.isdigit() and len(text) < 20 else -1
     if not 0 < length <= len(body):
         raise Invalid(f"Inference-Header-Content-Length is {short(text.decode(errors='replace'))}: it must be the "
                       f"length of the JSON part, between 1 and the body's {len(body)} bytes")  # fmt: skip
-    return body[:length], memoryview(body)[length:]
+    return bytes(body[:length]), memoryview(body)[length:]
 
 
 def _without_id(head: bytes) -> tuple[bytes | tuple[bytes, bytes], str | None]:
