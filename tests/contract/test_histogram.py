@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -18,6 +19,13 @@ def test_a_bucket_is_at_most_five_per_cent_wide(seconds: float) -> None:
     upper = upper_bound(bucket_index(seconds))
     assert seconds <= upper * (1 + 1e-9)
     assert upper <= seconds * 1.05 * (1 + 1e-9)
+
+
+def test_neighbouring_buckets_are_at_most_five_per_cent_apart_over_the_whole_range() -> None:
+    bounds = [upper_bound(index) for index in range(LAST_INDEX + 1)]
+    assert bounds[0] == 1e-6
+    assert bounds[-1] > 900
+    assert all(above <= below * 1.05 * (1 + 1e-9) for below, above in itertools.pairwise(bounds))
 
 
 @given(SECONDS, SECONDS)

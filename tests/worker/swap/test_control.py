@@ -97,7 +97,10 @@ def test_the_fence_keeps_old_words_out(served: tuple[WorkerProcess, list[Any]]) 
 def test_routes_that_make_no_sense_are_refused(served: tuple[WorkerProcess, list[Any]]) -> None:
     worker, (v1, v2, _) = served
     held = worker.report().fence.sequence
-    for routes in (Routes("f" * 64), Routes(v1.manifest_digest, "f" * 64, 10), Routes(v1.manifest_digest, "", 101)):
+    one, unknown = v1.manifest_digest, "f" * 64
+    for routes in (
+        Routes(unknown), Routes(one, unknown, 10), Routes(one, "", 101), Routes(one, "", 0, 101), Routes(one, "", 0, -1)
+    ):  # fmt: skip
         answer = worker.desire(v1, v2, sequence=held + 1, routes=routes)
         assert answer.status == 400
     assert worker.report().fence.sequence == held

@@ -189,23 +189,6 @@ def test_an_engine_that_may_not_serve_here_is_refused_with_the_reason(
     assert text in report.message
 
 
-def test_E04_failed_loads_leave_nothing_behind_and_a_good_one_follows(
-    worker: WorkerProcess, bucket: Bucket, operator: Operator, engines: list[Any]
-) -> None:
-    started(worker, engines[0])
-    worker.infer_rows([[1] * 4])
-    bad = [
-        operator.artifact(f"{i:010d}", bucket.publish(f"{i:010d}", {"refuse": "no", "n": i})[0]) for i in range(1, 21)
-    ]
-    refused(worker, bad[0], engines[0])
-    before = descriptors(worker)
-    for artifact in bad[1:]:
-        refused(worker, artifact, engines[0])
-    assert descriptors(worker) <= before + 1
-    worker.desire(engines[1], standby=engines[0])
-    worker.wait_routed(engines[1].manifest_digest)
-
-
 def test_the_wanted_stable_takes_over_only_when_it_is_ready(
     worker: WorkerProcess, bucket: Bucket, operator: Operator, engines: list[Any]
 ) -> None:
