@@ -49,7 +49,8 @@ def parse_object(text: bytes) -> dict[str, Any]:
         raise BadJson(f"is not JSON: {str(e)[:200]}") from e
     if type(document) is not dict:
         raise BadJson(f"must be a JSON object, not {short(document)}")
-    if text.count(b":") != _colons(document) or b"\\u003" in text:  # an escape that may be a colon
+    escaped = b"\\" in text and b"\\u003" in text  # maybe a colon
+    if escaped or text.count(b":") != _colons(document):
         _refuse_repeated_keys(text)
     return document
 
