@@ -16,7 +16,6 @@ from worker_harness import REVISION_1, REVISION_2, Bucket, Load, Operator, Worke
 
 FACTORS = {REVISION_1: 1.0, REVISION_2: 2.0}
 OTHER = (TensorSpec("y", "FP64", (-1, 4)),)
-WIDE = {"inputs": [TensorSpec("x", "FP32", (-1, 64))], "outputs": [TensorSpec("y", "FP32", (-1, 64))]}
 
 
 def broken(bucket: Bucket, number: int) -> str:
@@ -27,7 +26,8 @@ def broken(bucket: Bucket, number: int) -> str:
     if number % 5 == 1:
         return bucket.publish(revision, behaviour, golden=lambda x: x + 1)[0]
     if number % 5 == 2:
-        return bucket.publish(revision, {**behaviour, "refuse": "no room"}, **WIDE)[0]
+        inputs, outputs = ([TensorSpec(name, "FP32", (-1, 8 + number))] for name in "xy")  # an arena of its own
+        return bucket.publish(revision, {**behaviour, "refuse": "no room"}, inputs=inputs, outputs=outputs)[0]
     if number % 5 == 3:
         return bucket.publish(revision, {**behaviour, "fault": {"when": 0.0, "do": "recoverable"}})[0]
     digest, manifest = bucket.publish(revision, behaviour)
