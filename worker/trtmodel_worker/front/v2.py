@@ -59,7 +59,7 @@ class Plan:
         self.checked: list[InputRule] = []  # inputs whose content is looked at, too
         self.outputs: list[tuple[int, bool, MemoryRef | None]] = []
         self.fixed = False  # the answer's JSON part follows from the shapes
-        self.answer: tuple[Codec, list[Shape], bytes] | None = None
+        self.answer: tuple[list[Shape], bytes] | None = None  # what its JSON part says of outputs of these shapes
 
     def bodies(self, tail: memoryview, regions: Regions) -> list[memoryview]:
         """Bytes of each input, in the model's order. Raises Invalid."""
@@ -118,8 +118,8 @@ class Codec:
         """(header lines, body), after what belongs into shared memory was written there. Raises Failed if an output
         has no JSON form, or does not fit into its region."""
         cached = plan.answer
-        if cached is not None and cached[0] is self and cached[1] == [shape for shape, _ in outputs]:
-            text = self._text(request_id, cached[2])
+        if cached is not None and cached[0] == [shape for shape, _ in outputs]:
+            text = self._text(request_id, cached[1])
             return _BINARY_HEAD % len(text), b"".join([text, *[outputs[index][1] for index, _, _ in plan.outputs]])
         parts, blobs = [], []
         for index, binary, region in plan.outputs:
@@ -138,7 +138,7 @@ class Codec:
         if not blobs:
             return JSON_HEAD, text
         if plan.fixed:
-            plan.answer = (self, [shape for shape, _ in outputs], said)
+            plan.answer = ([shape for shape, _ in outputs], said)
         return _BINARY_HEAD % len(text), b"".join((text, *blobs))
 
     def _text(self, request_id: str | None, outputs: bytes) -> bytes:
