@@ -109,7 +109,15 @@ class Compression:
             request.respond(status, _deflate(coding, body), headers)
             return
         future = asyncio.get_running_loop().run_in_executor(self._threads, _deflate, coding, body)
-        future.add_done_callback(lambda done: request.respond(status, done.result(), headers))
+
+        def done(future: asyncio.Future[bytes]) -> None:
+            try:
+                request.respond(status, future.result(), headers)
+            except Exception:
+                log.exception("an answer could not be compressed")
+                self._refuse(request, 500, "an error of this server, see its log", b"")
+
+        future.add_done_callback(done)
 
     def _go_on(self, request: Request, body: bytes, then: Callable[[Request], None]) -> None:
         if not request.hold(len(body)):

@@ -172,7 +172,8 @@ class Endpoints:
                 return
             bodies = plan.bodies(tail, self._regions)
         except Invalid as e:
-            self._finish(request, engine, 400, error_with_id(str(e), request_id or e.request_id))
+            known = e.request_id if request_id is None else request_id
+            self._finish(request, engine, 400, error_with_id(str(e), known))
             return
         seconds = self._limits.request_seconds
         if plan.timeout is not None and plan.timeout < seconds:
