@@ -71,7 +71,7 @@ def test_an_error_that_comes_again_fails_that_request_alone_and_every_attempt_is
     assert worker.host_pids() == [pid]
 
 
-@pytest.mark.parametrize("fault", ["die", "sticky", "lost"])
+@pytest.mark.parametrize("fault", ["segv", "sticky", "lost"])
 def test_a_request_that_kills_its_host_twice_gets_500_and_nobody_else_suffers(start: Start, fault: str) -> None:
     worker = start(fault)
     answer = worker.infer_rows([[BAD] * 4])

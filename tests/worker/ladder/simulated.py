@@ -145,12 +145,16 @@ class PretendedHost:
 
     # -- as the front sees it
 
-    def kill(self, why: str) -> None:
+    def kill(self, why: str, *, guilty: bool = True) -> None:
         if not self.why:
             self.why = why
+            self.guilty = self.guilty and guilty
             for lane in self.ends:
                 asyncio.get_running_loop().remove_reader(lane.channel.fileno())
             self._end()
+
+    def hung_up(self, why: str) -> None:
+        self.kill(why)
 
     # -- as the world does it
 

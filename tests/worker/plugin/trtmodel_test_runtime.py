@@ -7,7 +7,15 @@
 "ballast": bytes of memory that it takes while it is loaded
 "fault": {"when": value, "do": ...}  on a first input that starts with `value`: die, hang, sticky, lost, invalid,
                                      recoverable, memory, crash, too-large, lie (its output is elsewhere),
-                                     break (the lane fails from then on), drift (answers are wrong from then on)
+                                     break (the lane fails from then on), drift (answers are wrong from then on),
+                                     segv, abort, exit (with code 70);
+                                     "anywhere": whichever row of a batch has the value
+"sometimes": {"share": s, "do": ...} the same in so large a share of the runs. This and what follows spare runs whose
+                                     inputs are 2 at most: those of warm-up, self-test and the trial of rows
+"most_rows": more of them at once do not fit into memory
+"slow": {"width": n, "seconds": s}   inputs whose second dimension is n take longer
+"drifting": path                     answers are wrong in the processes whose ids are in this file
+"record": path                       the shape of the first input is written there, a line for each run
 "lanes": how many lanes can be made
 """
 
@@ -15,9 +23,11 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 from trtmodel_contract.identity import LoadKey
@@ -53,6 +63,11 @@ class TestEngine:
         self.outputs = tuple(TensorSpec(n, d, tuple(s)) for n, d, s in behaviour["outputs"])
         self.made = 0
         self.drifted = False
+        self.picky = not behaviour.keys().isdisjoint(("record", "most_rows", "slow", "sometimes"))
+
+    def drifts(self):
+        path = self.behaviour.get("drifting")
+        return bool(path) and Path(path).exists() and str(os.getpid()) in Path(path).read_text().split()
 
     def create_lane(self):
         self.made += 1
@@ -71,10 +86,12 @@ class TestLane:
         behaviour = self.engine.behaviour
         arrays = [inputs[s.name] for s in self.engine.inputs]
         fault = behaviour.get("fault")
-        if fault and arrays[0].size and arrays[0].flat[0] == fault["when"]:
+        if fault and arrays[0].size and self.is_meant(fault, arrays[0]):
             answer = self.fail(fault["do"], allocate)
             if answer is not None:
                 return answer
+        if self.engine.picky and arrays[0].size and arrays[0].flat[0] > 2:
+            self.serve(behaviour, arrays[0], allocate)
         if self.broken:
             raise Recoverable("the lane is broken")
         shapes = tuple(a.shape for a in arrays)
@@ -84,6 +101,22 @@ class TestLane:
         if behaviour.get("work"):
             time.sleep(behaviour["work"])
         return {s.name: self.output(s, a, allocate) for s, a in zip(self.engine.outputs, arrays, strict=False)}
+
+    def is_meant(self, fault, array):
+        return fault["when"] in array if fault.get("anywhere") else array.flat[0] == fault["when"]
+
+    def serve(self, behaviour, array, allocate):
+        if "record" in behaviour:
+            with Path(behaviour["record"]).open("a") as f:
+                f.write(f"{list(array.shape)}\n")
+        if len(array) > behaviour.get("most_rows", len(array)):
+            raise OutOfMemory(f"no memory for {len(array)} rows")
+        slow = behaviour.get("slow")
+        if slow and array.shape[1] == slow["width"]:
+            time.sleep(slow["seconds"])
+        sometimes = behaviour.get("sometimes")
+        if sometimes and random.random() < sometimes["share"]:
+            self.fail(sometimes["do"], allocate)
 
     def output(self, spec, array, allocate):
         mode = self.engine.behaviour.get("mode")
@@ -103,7 +136,7 @@ class TestLane:
             np.logical_not(array, out=out)
         else:
             out[...] = array * array.dtype.type(self.engine.behaviour.get("factor", 1))
-            if self.engine.drifted:
+            if self.engine.drifted or self.engine.drifts():
                 out += array.dtype.type(1)
         return out
 
@@ -112,6 +145,12 @@ class TestLane:
             os.kill(os.getpid(), signal.SIGKILL)
         if how == "hang":
             time.sleep(3600)
+        if how == "segv":
+            signal.raise_signal(signal.SIGSEGV)  # of this thread: not one answer more
+        if how == "abort":
+            os.abort()
+        if how == "exit":
+            os._exit(70)
         if how == "sticky":
             raise Sticky("an illegal address")
         if how == "lost":

@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 MAX_FAILURES = 5  # deaths and failed starts in a row before an engine is given up
 HEALTHY_SECONDS = 60.0  # a host that lived so long ends the row
 SLOWEST_RETRY_SECONDS = 30.0
+SETTLED_SECONDS = 1.0  # the same for one that somebody killed from outside: nothing is wrong with the engine
 HANG_FACTOR = 20.0  # a run that takes so many times the slowest run of the warm-up hangs
 TICK_SECONDS = 0.05
 PACED_DUTY = 0.2  # share of the time in which a warm-up beside traffic may compute
@@ -103,6 +104,11 @@ class Engine:
     @property
     def alive(self) -> bool:
         return self.scheduler.lanes > 0
+
+    @property
+    def answers(self) -> bool:
+        """A host of its own answers, or the engine that helps out."""
+        return self.alive or self._elsewhere() is not None
 
     def count_failed(self, kind: str) -> None:
         """An attempt that was this engine's to make, and was not made."""
@@ -180,11 +186,12 @@ class Engine:
             await asyncio.shield(host.exited)
             self.deaths += 1
             self.stats.deaths += 1
-            failures = 1 if time.monotonic() - born > HEALTHY_SECONDS else failures + 1
+            healthy = SETTLED_SECONDS if host.killed_from_outside else HEALTHY_SECONDS
+            failures = 1 if time.monotonic() - born > healthy else failures + 1
             text = f"host {host.pid} died: {host.epitaph()}"
             log.error("%s: %s", self.revision, text)
             self._living.remove(host)
-            self.scheduler.remove(host, count_death=self.routed, guilty=not host.killed_from_outside)
+            self.scheduler.remove(host, count_death=self.routed, guilty=host.guilty)
             replacement: EngineHost | None = None
             while replacement is None:
                 self._judge(failures, text)

@@ -190,6 +190,8 @@ class EngineHost:
         self._loop = asyncio.get_running_loop()
         self._pidfd = os.pidfd_open(process.pid)
         self._asked = False
+        self._guilty = True
+        self._hung_up = False
         self._oom_kills = oom_kills()
         self.failures = 0
         self.pid = process.pid
@@ -221,14 +223,21 @@ class EngineHost:
         for lane in self.lanes:
             self._loop.add_reader(lane.channel.fileno(), readable, lane)
 
-    def kill(self, why: str) -> None:
-        """SIGKILL. `exited` tells when it is gone."""
+    def kill(self, why: str, *, guilty: bool = True) -> None:
+        """SIGKILL. `exited` tells when it is gone. `guilty`: what it runs may be why."""
         if not self.why and not self.exited.done():
-            self.why = why
+            self.why, self._guilty = why, guilty
             log.warning("host %d is killed: %s", self.pid, why)
             self._silence()
             self.on_dying(self)
             self._signal(signal.SIGKILL)
+
+    def hung_up(self, why: str) -> None:
+        """It has ended or is about to, and its exit code says how: SIGKILL comes too late to change that. It is sent
+        all the same, for it must not live on without a lane."""
+        if not self.why and not self.exited.done():
+            self._hung_up = True
+            self.kill(why)
 
     async def end(self, grace: float = _FINISH_SECONDS) -> None:
         """SIGTERM, and SIGKILL after `grace` seconds. Returns when it was reaped."""
@@ -248,12 +257,17 @@ class EngineHost:
 
     @property
     def killed_from_outside(self) -> bool:
-        """Somebody killed it who is neither its front nor the kernel for lack of memory: no request's fault."""
-        killed = self.exited.result() == -signal.SIGKILL and not self.why
+        """Somebody killed it who is neither its front nor the kernel for lack of memory."""
+        killed = self.exited.result() == -signal.SIGKILL and (self._hung_up or not self.why)
         return killed and oom_kills() == self._oom_kills
 
+    @property
+    def guilty(self) -> bool:
+        """Something that it ran may be why it ended."""
+        return self._guilty and not self.killed_from_outside
+
     def epitaph(self) -> str:
-        return self.why or describe_exit(self.exited.result())
+        return describe_exit(self.exited.result()) if self._hung_up or not self.why else self.why
 
     def _silence(self) -> None:
         for lane in self.lanes:

@@ -12,11 +12,16 @@ from trtmodel_worker.front.ladder import Overdue
 
 
 class Host(Protocol):
-    """What the scheduler may do to a host: end it. Its attempts come back when it was reaped."""
+    """What the scheduler may do to a host: end it. Its attempts come back when it was reaped. `guilty`: what it runs
+    may be why."""
 
     failures: int
 
-    def kill(self, why: str) -> None: ...
+    def kill(self, why: str, *, guilty: bool = True) -> None: ...
+
+    def hung_up(self, why: str) -> None:
+        """A lane is closed, so the host has ended or is about to: how it did says whether a request may be why."""
+        ...
 
 
 class LanePort:
@@ -100,7 +105,7 @@ class Lanes:
         try:
             lane.channel.send(message)
         except OSError as e:
-            lane.host.kill(f"its lane failed: {e}")
+            lane.host.hung_up(f"its lane failed: {e}")
             return False
         return True
 

@@ -238,10 +238,10 @@ class Scheduler:
         except BlockingIOError:
             return
         except OSError as e:
-            lane.host.kill(f"its lane failed: {e}")
+            lane.host.hung_up(f"its lane failed: {e}")
             return
         if not data:
-            lane.host.kill("it closed its lane")
+            lane.host.hung_up("it closed its lane")
             return
         attempt = lane.attempt
         try:
@@ -300,7 +300,8 @@ class Scheduler:
         elif answer.failure in _BROKEN and batch.calls[0].tries <= 1:
             host.failures += 1
             if host.failures >= ladder.MAX_FAILURES_IN_A_ROW:
-                host.kill(f"{host.failures} requests in a row failed on it, the last one so: {answer.text}")
+                why = f"{host.failures} requests in a row failed on it, the last one so: {answer.text}"
+                host.kill(why, guilty=False)
 
     def _pump_later(self) -> None:
         """Dispatch when everything that this turn of the loop has read is here: it goes out as one batch."""
@@ -424,7 +425,7 @@ class Scheduler:
             if answer.failure is not None:
                 self._stats.probe_failures += 1
                 self._counters().count_failed(CLASS_NAMES[answer.failure])
-                lane.host.kill(f"its periodic probe failed: {answer.text}")
+                lane.host.kill(f"its periodic probe failed: {answer.text}", guilty=False)
                 return
         elif lane.resting and answer.generation == 0 and answer.failure is None:
             lane.resting = False

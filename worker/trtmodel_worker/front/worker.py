@@ -324,7 +324,7 @@ class Worker:
         engine = self.swapper.standing
         if engine is None or self.draining or self.swapper.room.leaving or engine.state is EngineState.FAILED:
             return False
-        if engine.alive:
+        if engine.answers:
             self._down_since = None
             return True
         now = time.monotonic()
