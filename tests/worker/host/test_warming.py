@@ -39,16 +39,59 @@ class RecordingLane:
         return {"y": out}
 
 
-def test_every_lane_runs_every_batch_size_and_the_first_lane_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(warming, "_LONG_SECONDS", math.inf)
-    lanes = [RecordingLane(), RecordingLane(), RecordingLane()]
-    timings = warm(lanes, manifest((X,), ROWS), (8, 1, 2, 4, 16), Pace())
+class VirtualPace(Pace):
+    """Measures by a clock that the lanes advance."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+
+    def run(self, work: Any, *arguments: Any) -> tuple[Any, float]:
+        before = self.now
+        result = work(*arguments)
+        return result, self.now - before
+
+
+class CostlyLane(RecordingLane):
+    """A run takes `fixed` seconds and `each` per row; the first of a shape `cold` more."""
+
+    def __init__(self, pace: VirtualPace, fixed: float, each: float, cold: float) -> None:
+        super().__init__()
+        self.pace, self.fixed, self.each, self.cold = pace, fixed, each, cold
+
+    def run(self, inputs: Any, allocate: Allocate) -> dict[str, Array]:
+        rows = next(iter(inputs.values())).shape[0]
+        known = ((rows, 4),) in self.ran
+        self.pace.now += self.fixed + self.each * rows + (0 if known else self.cold)
+        return super().run(inputs, allocate)
+
+
+def warmed(fixed: float, each: float, colds: tuple[float, ...]) -> tuple[list[list[int]], dict[int, float]]:
+    """Batch sizes that each lane ran, and what was measured."""
+    pace = VirtualPace()
+    lanes = [CostlyLane(pace, fixed, each, cold) for cold in colds]
+    timings = warm(lanes, manifest((X,), ROWS), (8, 1, 2, 4, 16), pace)
+    return [[shape[0][0] for shape in lane.ran] for lane in lanes], dict(timings.by_bucket)
+
+
+def test_every_lane_runs_every_batch_size_and_the_first_lane_is_measured() -> None:
+    ran, measured = warmed(fixed=0.001, each=0.001, colds=(0.05, 0.05, 0.05))
     sizes = [1, 2, 4, 8]  # 16 is beyond the profile
-    assert set(timings.by_bucket) == set(sizes)
-    assert all(0 < seconds <= timings.slowest for seconds in timings.by_bucket.values())
-    assert lanes[0].ran == [((rows, 4),) for rows in sizes for _ in range(4)]
-    for lane in lanes[1:]:
-        assert lane.ran == [((rows, 4),) for rows in sizes]
+    assert ran[0] == [rows for rows in sizes for _ in range(4)]
+    assert ran[1:] == [sizes, sizes]
+    assert measured == pytest.approx({1: 0.002, 2: 0.003, 4: 0.005, 8: 0.009})
+
+
+def test_a_lane_that_was_made_warm_by_the_first_one_runs_two_sizes_only() -> None:
+    ran, _ = warmed(fixed=0.001, each=0.001, colds=(0.05, 0.0, 0.05))
+    assert ran[1:] == [[1, 2], [1, 2, 4, 8]]
+
+
+def test_batch_sizes_beyond_those_that_gain_nothing_are_left_out_but_for_the_profiles_largest() -> None:
+    ran, measured = warmed(fixed=0.0, each=0.008, colds=(0.05, 0.05))
+    assert set(measured) == {1, 2, 4}
+    assert ran[0][-2:] == [8, 8]
+    assert ran[1] == [1, 2, 4, 8]
 
 
 def test_long_runs_are_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,9 @@ from trtmodel_worker.host.pace import Pace
 
 _MEASURED = 3  # runs of a batch size, after its first
 _LONG_SECONDS = 0.2  # of measured runs of a batch size: then that is enough, since long runs vary less
+_GAIN = 0.97  # of the time of a row: a batch size that needs more gains nothing
+_WARM = 1.5  # times a warm run, and
+_NOISE_SECONDS = 0.0005  # so much more: then a first run was no slower than another
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -34,10 +37,11 @@ class Timings:
 
 @dataclass(frozen=True)
 class Step:
-    """Shapes to run, and the batch size that they stand for, if they do."""
+    """Shapes to run, and the batch size that they stand for, if they do. `own`: a profile names them."""
 
     shapes: Shapes
     bucket: int | None = None
+    own: bool = True
 
     @property
     def elements(self) -> int:
@@ -45,16 +49,40 @@ class Step:
 
 
 def warm(lanes: Sequence[Lane], manifest: Manifest, buckets: Sequence[int], pace: Pace) -> Timings:
-    """Run every step on every lane, the smallest first; the first lane is measured. Raises what the lanes raise."""
+    """Run every step on the first lane, the smallest first, and measure it; then on the others. Raises what the lanes
+    raise."""
     slowest, medians = 0.0, dict[int, float]()
+    done: list[tuple[Step, float]] = []
     for step in steps(manifest, buckets):
-        times = _run(lanes[0], step.shapes, manifest.inputs, _MEASURED if step.bucket else 1, pace)
+        bucket = None if step.bucket is None or _pointless(medians, step.bucket) else step.bucket
+        if bucket is None and not step.own:
+            continue
+        times = _run(lanes[0], step.shapes, manifest.inputs, _MEASURED if bucket else 1, pace)[1]
         slowest = max(slowest, *times)
-        if step.bucket:
-            medians[step.bucket] = max(medians.get(step.bucket, 0.0), median(times))
-        for lane in lanes[1:]:
-            _run(lane, step.shapes, manifest.inputs, 0, pace)
+        done.append((step, median(times)))
+        if bucket:
+            medians[bucket] = max(medians.get(bucket, 0.0), median(times))
+    for lane in lanes[1:]:
+        _warm_as_the_first(lane, done, manifest, pace)
     return Timings(slowest, medians)
+
+
+def _pointless(medians: Mapping[int, float], bucket: int) -> bool:
+    """Whether the last two batch sizes below `bucket` gained nothing per row: then no larger one is formed, and its
+    warm-up would only take time from what serves. The profiles' largest shapes are run all the same."""
+    per_row = [seconds / rows for rows, seconds in sorted(medians.items()) if rows < bucket]
+    return len(per_row) > 2 and min(per_row[-2:]) > _GAIN * min(per_row[:-2])
+
+
+def _warm_as_the_first(lane: Lane, done: Sequence[tuple[Step, float]], manifest: Manifest, pace: Pace) -> None:
+    """Lanes of some runtimes share everything that the first one has made warm: two first runs in a row that are as
+    fast as those of a warm lane show it, and the rest is left out."""
+    warm_already = 0
+    for step, usual in done:
+        first, _ = _run(lane, step.shapes, manifest.inputs, 0, pace)
+        warm_already = warm_already + 1 if first <= _WARM * usual + _NOISE_SECONDS else 0
+        if warm_already == 2:
+            return
 
 
 def warm_once(lane: Lane, manifest: Manifest) -> None:
@@ -66,19 +94,22 @@ def steps(manifest: Manifest, buckets: Sequence[int]) -> list[Step]:
     """Least, best and greatest shapes of each profile, and each batch size that a profile allows with its best other
     dimensions. Smallest first."""
     static = {spec.name: spec.shape for spec in manifest.inputs if -1 not in spec.shape}
+    own: list[Shapes] = [
+        {**static, **{name: getattr(bounds, kind) for name, bounds in profile.inputs.items()}}
+        for kind in ("min", "opt", "max")
+        for profile in manifest.profiles
+    ]
     found: list[Step] = []
     for profile in manifest.profiles:
         low, high = batch_range(manifest.inputs, profile)
         for rows in (rows for rows in sorted(set(buckets)) if low <= rows <= high):
-            shapes = {name: (rows, *bounds.opt[1:]) for name, bounds in profile.inputs.items()}
-            found.append(Step({**static, **shapes}, rows))
-    measured = [step.shapes for step in found]
-    for kind in ("min", "opt", "max"):
-        for profile in manifest.profiles:
-            shapes = {**static, **{name: getattr(bounds, kind) for name, bounds in profile.inputs.items()}}
-            if shapes not in measured:
-                measured.append(shapes)
-                found.append(Step(shapes))
+            shapes = {**static, **{name: (rows, *bounds.opt[1:]) for name, bounds in profile.inputs.items()}}
+            found.append(Step(shapes, rows, shapes in own))
+    known = [step.shapes for step in found]
+    for mine in own:
+        if mine not in known:
+            known.append(mine)
+            found.append(Step(mine))
     return sorted(found, key=lambda step: step.elements) or [Step(static)]
 
 
@@ -91,8 +122,11 @@ def batch_range(inputs: Sequence[TensorSpec], profile: Profile) -> tuple[int, in
     return ranges.pop() if len(ranges) == 1 else (1, 0)
 
 
-def _run(lane: Lane, shapes: Shapes, inputs: Sequence[TensorSpec], measured: int, pace: Pace) -> list[float]:
-    """Seconds of each run after the first, as the lane runs a batch when it serves: at places that stay."""
+def _run(
+    lane: Lane, shapes: Shapes, inputs: Sequence[TensorSpec], measured: int, pace: Pace
+) -> tuple[float, list[float]]:
+    """Seconds of the first run and of each one after it, as the lane runs a batch when it serves: at places that
+    stay."""
     zeros = {spec.name: _zeros(spec, shapes[spec.name]) for spec in inputs}
     places: dict[str, Array] = {}
 
@@ -101,7 +135,7 @@ def _run(lane: Lane, shapes: Shapes, inputs: Sequence[TensorSpec], measured: int
             places[name] = np.empty(shape, dtype)
         return places[name]
 
-    pace.run(lane.run, zeros, allocate)
+    first = pace.run(lane.run, zeros, allocate)[1]
     bound = lane.bind(zeros, allocate) if measured and isinstance(lane, BindingLane) else None
 
     def again() -> None:
@@ -111,7 +145,7 @@ def _run(lane: Lane, shapes: Shapes, inputs: Sequence[TensorSpec], measured: int
     times: list[float] = []
     while len(times) < measured and sum(times) <= _LONG_SECONDS:
         times.append(pace.run(again)[1])
-    return times
+    return first, times
 
 
 def _zeros(spec: TensorSpec, shape: tuple[int, ...]) -> Array:
