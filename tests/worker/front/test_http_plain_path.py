@@ -10,6 +10,7 @@ import pytest
 from http_harness import MIB, Client, Recorder
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from trtmodel_worker.front.connection import JOINED_BYTES
 from trtmodel_worker.front.heads import HEADS, Head, Heads, plain
 from trtmodel_worker.front.http import HttpServer
 
@@ -250,6 +251,18 @@ def test_a_fault_at_admission_is_answered_and_the_connection_goes_on() -> None:
     client.send(message(start=b"POST /fault HTTP/1.1") + message())
     assert client.transport.written.startswith(b"HTTP/1.1 500 ")
     assert client.transport.written.endswith(b"3 bytes")
+
+
+@pytest.mark.parametrize("size", [0, 1, JOINED_BYTES - 1, JOINED_BYTES, 3 * MIB])
+@pytest.mark.parametrize("method", [b"GET", b"HEAD"])
+def test_an_answer_of_any_size_is_whole(method: bytes, size: int) -> None:
+    app = Recorder()
+    client = Client(HttpServer(app, 8 * MIB, 10))
+    client.send(method + b" / HTTP/1.1\r\n\r\n")
+    body = bytes(range(256)) * (size // 256 + 1)
+    app.waiting[0].respond(200, body[:size], b"x: y\r\n")
+    head = b"HTTP/1.1 200 OK\r\nx: y\r\ncontent-length: %d\r\n\r\n" % size
+    assert client.transport.written == head + (body[:size] if method == b"GET" else b"")
 
 
 class Canary:
