@@ -82,7 +82,7 @@ def views(*arrays: np.ndarray[Any, Any]) -> list[tuple[tuple[int, ...], memoryvi
 
 
 def test_of_a_large_output_the_first_rows_are_compared_and_of_too_large_ones_none() -> None:
-    wide = np.ones((1000, 128), np.float32)
+    wide = np.ones((1000, 128), np.float32)  # 512 bytes a row
     huge = np.ones((1, BUDGET_BYTES), np.float32)
     specs = [TensorSpec("huge", "FP32", (-1, -1)), TensorSpec("wide", "FP32", (-1, 128))]
     found = Sample(specs, views(huge, wide)).compare(views(huge, wide))

@@ -53,6 +53,10 @@ def test_an_engine_that_does_not_fit_is_refused_with_the_figures_and_nothing_els
     assert worker.infer_rows([[1] * 4]).revision == REVISION_1
     assert worker.report().state is WorkerState.SERVING
     assert memory(worker).need_host_bytes > HUGE
+    text = worker.metrics()
+    assert "trtmodel_memory_needed_bytes 1.12" in text
+    assert "trtmodel_memory_free_bytes " in text
+    assert f'trtmodel_load_seconds{{revision="{REVISION_1}"}}' in text
 
 
 def test_policy_resource_refuses_while_no_other_worker_serves(

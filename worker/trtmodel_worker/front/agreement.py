@@ -11,7 +11,7 @@ from trtmodel_contract.manifest import TensorSpec
 from trtmodel_worker.engines.base import DTYPES, Array
 
 Shape = tuple[int, ...]
-BUDGET_BYTES = 256 * 1024  # of all outputs of one request: comparing them takes 1 ms of the loop
+BUDGET_BYTES = 64 * 1024  # of all outputs of one request: comparing them takes about 0.5 ms of the loop
 MOST_OUTPUTS = 16
 _MOST_RELATIVE_ERROR = 1000.0
 
@@ -52,11 +52,12 @@ def agreement(stable: Array, candidate: Array) -> OutputAgreement:
     first = stable.argmax(axis=1) == candidate.argmax(axis=1) if width > 1 else (stable == candidate)[:, 0]
     ranked = width > 1 or whole
     a, b = stable.astype(np.float64), candidate.astype(np.float64)
-    odd = ~(np.isfinite(a) & np.isfinite(b))
-    same = odd & ((a == b) | (np.isnan(a) & np.isnan(b)))
-    a[same] = b[same] = 0.0
-    comparable = ~(odd & ~same).any(axis=1)
-    a, b, first = a[comparable], b[comparable], first[comparable]
+    finite = np.isfinite(a) & np.isfinite(b)
+    if not finite.all():
+        same = ~finite & ((a == b) | (np.isnan(a) & np.isnan(b)))
+        a[same] = b[same] = 0.0
+        comparable = (finite | same).all(axis=1)
+        a, b, first = a[comparable], b[comparable], first[comparable]
     scale = np.maximum(np.abs(a).max(axis=1, initial=0.0), np.abs(b).max(axis=1, initial=0.0))
     scale[scale == 0.0] = 1.0  # squares of large values would be infinite, those of small ones nothing
     a, b = a / scale[:, None], b / scale[:, None]

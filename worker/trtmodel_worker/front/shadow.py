@@ -4,8 +4,8 @@
                                   the request's bodies -+-> candidate (one at a time) -> agreement, in the window
                                                         `-> dropped, unless both engines have nothing else to do
 
-It costs memory for one request and one answer, the candidate's compute, and at most 2 ms of the loop; a request that
-comes meanwhile waits so long, and on a machine without a spare core shares the processor with one shadow batch.
+It costs memory for one request and 64 KiB of its answer, the candidate's compute, and about 0.5 ms of the loop at most:
+a request that comes meanwhile waits so long, and without a spare core shares the processor with one shadow batch.
 """
 
 from __future__ import annotations

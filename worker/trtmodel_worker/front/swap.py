@@ -361,6 +361,8 @@ class Swapper:
         engine, entry.engine = entry.engine, None
         if engine is not None:
             self._router.loaded.pop(engine.digest, None)
+            if self._router.standby is engine:
+                self._router.standby = None
             engine.on_change = lambda: None
         task = asyncio.create_task(self._close(engine))
         self._releases.add(task)
