@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import struct
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 from protocol_harness import INFER, parts, serve
+from trtmodel_contract.manifest import TensorSpec
 from trtmodel_worker.front.sharedmemory import MAX_REGIONS
 from worker_harness import Answer, WorkerProcess, binary_request, fp32
 
@@ -230,6 +232,22 @@ def test_what_is_read_counts_among_the_bodies_that_are_held(doubler: WorkerProce
     for _ in range(10_000 // 16):
         assert ask(doubler, place("r", 16)).status == 200
     assert "trtmodel_staged_bytes 0.0" in doubler.metrics()
+
+
+def test_what_is_held_for_a_request_is_bounded_however_it_comes(tmp_path: Path, memory: Path) -> None:
+    os.truncate(memory, 8000)
+    wide = {"inputs": [TensorSpec("x", "FP32", (-1, 1000))], "outputs": [TensorSpec("y", "FP32", (-1, 1000))]}
+    environment = {"TRTMODEL_SHARED_MEMORY_PREFIX": PREFIX, "TRTMODEL_STAGING_BYTES": "3000"}
+    for worker in serve(tmp_path, {}, environment, **wide):
+        register(worker, "r", memory.name, 8000)
+        tensor = {"name": "x", "datatype": "FP32", "shape": [1, 1000]}
+        head = json.dumps({"inputs": [{**tensor, "parameters": place("r", 4000)}]}).encode()
+        packed = gzip.compress(json.dumps({"inputs": [{**tensor, "data": [0.5] * 1000}]}).encode())
+        assert len(packed) < 1000
+        for answer in (worker.post(INFER, head), worker.post(INFER, packed, content_encoding="gzip")):
+            assert (answer.status, answer.headers["retry-after"]) == (503, "1")
+        assert worker.get("/v2/health/ready").status == 200
+        assert "trtmodel_staged_bytes 0.0" in worker.metrics()
 
 
 def test_it_is_offered_where_it_is_enabled_only(doubler: WorkerProcess, tmp_path: Path, memory: Path) -> None:

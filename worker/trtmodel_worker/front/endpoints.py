@@ -40,6 +40,8 @@ _JSON_TYPES = (b"", b"application/json", b"application/x-www-form-urlencoded")
 _BINARY_TYPES = (b"application/octet-stream", b"application/vnd.sagemaker-triton.binary+json")
 _SMALL_BODY = 64 * 1024
 _PLAIN = (b"", b"identity")
+_SHORT_PATH = 256
+_known_path = functools.lru_cache(maxsize=128)(parse_path)
 
 
 @dataclass(frozen=True)
@@ -123,7 +125,9 @@ class Endpoints:
         return limits.body_bytes if HEADER_LENGTH in request.headers else min(limits.json_bytes, limits.body_bytes)
 
     def _path(self, path: bytes) -> Path:
-        return self._hot_path if path == self._hot else parse_path(path, self._model)
+        if path == self._hot:
+            return self._hot_path
+        return _known_path(path, self._model) if len(path) <= _SHORT_PATH else parse_path(path, self._model)
 
     # -- inference
 
