@@ -40,3 +40,15 @@ def test_an_answer_that_was_begun_is_not_asked_for_again(front: ScriptedFront) -
     asyncio.run(ask())
     assert [asked.target for asked in front.asked] == ["/whole", "/half", "/whole"]
     assert front.connections == 2
+
+
+def test_a_connection_that_the_front_is_about_to_close_is_not_used_again(front: ScriptedFront) -> None:
+    front.answer = lambda _: http_answer(200, {}, Connection="Close")  # so written, this front keeps it open
+
+    async def ask() -> None:
+        client = FrontClient(front.path)
+        for _ in range(3):
+            assert (await client.ask(b"GET", b"/", 20.0)).status == 200
+
+    asyncio.run(ask())
+    assert front.connections == 3

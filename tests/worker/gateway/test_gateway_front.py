@@ -86,6 +86,7 @@ def test_a_request_reaches_the_front_as_binary_tensors_with_its_parameters_and_t
     request.parameters["binary_data_output"].bool_param = False
     request.inputs[0].parameters["binary_data_size"].int64_param = 3
     request.outputs.add(name="y").parameters["classification"].int64_param = 2
+    request.outputs[0].parameters["binary_data"].bool_param = False
     trace = (("traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"), ("tracestate", "a=1"))
     with gateway_before(front) as (caller, _):
         answer, _ = caller.infer(request, metadata=(*trace, ("authorization", "secret")))

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from gateway_harness import HEALTH, Caller, calling, gateway_pids, infer_request, wait_gateway
 from trtmodel_worker.gateway import health_pb2
-from worker_harness import REVISION_1, Bucket, Load, Operator, WorkerProcess, eventually, free_port
+from worker_harness import PLUGIN, REVISION_1, Bucket, Load, Operator, WorkerProcess, eventually, free_port
 
 ROW = np.array([[1, 2, 3, 4]], np.float32)
 Start = Callable[..., WorkerProcess]
@@ -64,10 +64,12 @@ def test_a_killed_gateway_comes_back_and_http_does_not_notice(
 
 
 def test_a_worker_is_ready_no_sooner_than_its_grpc_port(
-    start_worker: Start, operator: Operator, bucket: Bucket
+    start_worker: Start, operator: Operator, bucket: Bucket, tmp_path: Path
 ) -> None:
+    slow = "import sys, time\nif 'trtmodel_worker.gateway' in sys.orig_argv: time.sleep(3)\n"
+    (tmp_path / "sitecustomize.py").write_text(slow)
     port = free_port()
-    worker_with(start_worker, operator, bucket, port)
+    worker_with(start_worker, operator, bucket, port, PYTHONPATH=f"{tmp_path}:{PLUGIN}")
     with Caller(port).channel as channel:
         method = channel.unary_unary("/inference.GRPCInferenceService/ServerLive")
         assert method(b"", timeout=20) == b"\x08\x01"
@@ -112,6 +114,7 @@ def test_a_worker_that_is_told_to_end_fails_no_call_and_leaves_nothing(
 
 def test_a_taken_port_stops_grpc_only_until_it_is_free(start_worker: Start, operator: Operator, bucket: Bucket) -> None:
     with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # as another gRPC server might
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
