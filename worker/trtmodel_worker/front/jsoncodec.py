@@ -39,10 +39,8 @@ class BadJson(ValueError):
 
 def parse_object(text: bytes) -> dict[str, Any]:
     """A JSON object in which no key is given twice. Raises BadJson."""
-    if text.count(b"[") + text.count(b"{") > MAX_CONTAINERS:
-        raise BadJson(f"has more than {MAX_CONTAINERS:,} arrays and objects: send the data flat, or as binary data")
-    if text.count(b'"') > 2 * MAX_TEXTS:
-        raise BadJson(f"has more than {MAX_TEXTS:,} keys and texts: send the data as binary data")
+    if len(text) > MAX_CONTAINERS:  # a shorter text cannot have so many
+        _bound(text)
     try:
         document = orjson.loads(text)
     except ValueError as e:
@@ -53,6 +51,13 @@ def parse_object(text: bytes) -> dict[str, Any]:
     if escaped or text.count(b":") != _colons(document):
         _refuse_repeated_keys(text)
     return document
+
+
+def _bound(text: bytes) -> None:
+    if text.count(b"[") + text.count(b"{") > MAX_CONTAINERS:
+        raise BadJson(f"has more than {MAX_CONTAINERS:,} arrays and objects: send the data flat, or as binary data")
+    if text.count(b'"') > 2 * MAX_TEXTS:
+        raise BadJson(f"has more than {MAX_TEXTS:,} keys and texts: send the data as binary data")
 
 
 def may_hold_booleans(text: bytes) -> bool:

@@ -98,11 +98,11 @@ class Codec:
         """What is asked, the request's id, and the binary data that came with it. Raises Invalid, with `request_id`
         where one could be read."""
         head, tail = _split(headers, body)
+        if len(head) > _CACHED_BYTES:
+            return *self._plan(head), tail
         plan = self._plans.get(head)  # clients send the same few headers again and again
         if plan is not None:
             return plan, None, tail
-        if len(head) > _CACHED_BYTES:
-            return *self._plan(head), tail
         key, written_id = _without_id(head)
         plan = self._plans.get(key)
         if plan is not None:
