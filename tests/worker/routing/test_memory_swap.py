@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from trtmodel_contract.control import NOT_RESIDENT, EngineState, MemoryPolicy, WorkerState
+from trtmodel_contract.control import NOT_RESIDENT, EngineState, MemoryPolicy, Routes, WorkerState
 from trtmodel_contract.manifest import Manifest, MemoryNeed
 from worker_harness import REVISION_1, REVISION_2, REVISION_3, Bucket, Load, Operator, WorkerProcess, eventually
 
@@ -133,6 +134,33 @@ def test_a_candidate_answers_alone_where_memory_holds_one_engine_and_stable_retu
     worker.desire(v2, standby=v1)
     routes = worker.report().models["m"].routes
     assert (routes.stable, routes.candidate) == (v2.manifest_digest, "")
+
+
+def test_a_candidate_that_answers_alone_goes_on_when_its_time_is_over_for_there_is_no_stable_to_go_back_to(
+    start_worker: Callable[..., WorkerProcess], engines: list[Any]
+) -> None:
+    v1, v2, _ = engines
+    worker = started(start_worker(TRTMODEL_MEMORY_POLICY="Resource"), v1)
+    worker.desire(v1, v2, may_drain=True)
+    worker.wait_engine(v2.manifest_digest)
+    worker.desire(v1, v2, may_drain=True, ttl=1, sequence=worker.sequence)
+    over = time.monotonic() + 2.0
+    while time.monotonic() < over:
+        assert worker.infer_rows([[1] * 4]).revision == REVISION_2
+    assert worker.get("/v2/health/ready").status == 200
+
+
+@pytest.mark.parametrize("routes", [{"weight": 20}, {"shadow": 5}])
+def test_a_share_or_a_shadow_is_refused_where_memory_is_to_hold_one_engine(
+    start_worker: Callable[..., WorkerProcess], engines: list[Any], routes: dict[str, int]
+) -> None:
+    v1, v2, _ = engines
+    worker = started(start_worker(TRTMODEL_MEMORY_POLICY="Resource"), v1)
+    worker.desire(v1, v2, may_drain=True, routes=Routes(v1.manifest_digest, v2.manifest_digest, **routes))
+    found = worker.wait_engine(v2.manifest_digest, EngineState.FAILED)
+    assert found.reason == "NoMemory"
+    assert "takes two" in found.message
+    assert worker.infer_rows([[1] * 4]).revision == REVISION_1
 
 
 def test_a_worker_that_is_asked_for_something_else_while_it_leaves_serves_on(

@@ -21,11 +21,14 @@ def stable(bucket: Bucket, operator: Operator) -> Any:
 
 @pytest.fixture
 def shadowing(
-    worker: WorkerProcess, bucket: Bucket, operator: Operator, stable: Any
+    start_worker: Callable[..., WorkerProcess], bucket: Bucket, operator: Operator, stable: Any
 ) -> Callable[..., tuple[WorkerProcess, str]]:
     """A worker that runs `percent` of stable's requests on a candidate which behaves so."""
 
-    def start(percent: int, behaviour: dict[str, Any], weight: int = 0, **publish: Any) -> tuple[WorkerProcess, str]:
+    def start(
+        percent: int, behaviour: dict[str, Any], weight: int = 0, buckets: str = "", **publish: Any
+    ) -> tuple[WorkerProcess, str]:
+        worker = start_worker(TRTMODEL_BATCH_BUCKETS=buckets)
         candidate = operator.artifact(REVISION_2, bucket.publish(REVISION_2, behaviour, **publish)[0])
         digest = candidate.manifest_digest
         worker.point(stable)
@@ -142,6 +145,14 @@ def test_a_request_that_is_too_large_for_the_candidate_is_not_given_to_it(shadow
     assert settled(worker, digest, 1).failed == {"InvalidInput": 1}
     assert worker.infer_rows([[1] * 4] * 2).status == 200
     assert settled(worker, digest, 2).mirrored == 1
+
+
+def test_of_a_padded_batch_the_requests_own_rows_are_compared(shadowing: Any) -> None:
+    worker, digest = shadowing(100, {"factor": 2.0}, buckets="4,8")
+    assert worker.infer_rows([[1, 2, 3, 4]] * 3).status == 200
+    found = settled(worker, digest, 1)
+    assert (found.mirrored, found.outputs["y"].rows) == (1, 3)
+    assert list(found.compute) == ["4"]
 
 
 def test_a_new_window_and_the_end_of_the_shadow_begin_with_nothing(shadowing: Any, stable: Any) -> None:
