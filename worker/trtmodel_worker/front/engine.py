@@ -38,8 +38,8 @@ PACED_DUTY = 0.2  # share of the time in which a warm-up beside traffic may comp
 
 @dataclass(frozen=True)
 class EngineSettings:
-    """`lanes` of each of `hosts`. `hedge_seconds` is 0 for Auto. `paced`: requests are being answered meanwhile, so the
-    warm-up takes its time."""
+    """`lanes` of each of `hosts`, or fewer if `auto` finds that they are enough. `hedge_seconds` is 0 for Auto.
+    `paced`: requests are being answered meanwhile, so the warm-up takes its time."""
 
     lanes: int
     hosts: int
@@ -49,6 +49,7 @@ class EngineSettings:
     health_seconds: float
     hedge_seconds: float
     rules: Rules
+    auto: bool = False
     paced: bool = False
 
 
@@ -82,6 +83,7 @@ class Engine:
         self.message = ""
         self.routed = False
         self.hedges_elsewhere = False
+        self.lanes = settings.lanes
         self.deaths = 0
         self.on_change: Callable[[], None] = lambda: None
         self.fallback: Callable[[], Engine | None] = lambda: None
@@ -122,13 +124,20 @@ class Engine:
         """All hosts side by side. Raises HostFailed; then nothing of it is left but the arena, which `close` gives
         back."""
         duty = PACED_DUTY if self._settings.paced else 1.0
-        starts = [asyncio.ensure_future(self._start_host(payload, duty)) for _ in range(self._settings.hosts)]
+        auto, hosts = self._settings.auto, self._settings.hosts
+        done: list[EngineHost | BaseException] = []
         try:
-            await asyncio.wait(starts)
+            # What the first one finds to be enough, the others have: they would disturb its measurement.
+            for number in (1, hosts - 1) if auto else (hosts,):
+                starts = [asyncio.ensure_future(self._start_host(payload, duty, auto=auto)) for _ in range(number)]
+                try:
+                    await asyncio.gather(*starts, return_exceptions=True)
+                finally:
+                    for task in starts:
+                        task.cancel()
+                    done += await asyncio.gather(*starts, return_exceptions=True)
+                auto = False
         finally:
-            for task in starts:
-                task.cancel()
-            done = await asyncio.gather(*starts, return_exceptions=True)
             payload.close()
         failed = [e for e in done if isinstance(e, BaseException)]
         if failed:
@@ -160,12 +169,13 @@ class Engine:
         self.scheduler.fail_waiting("the engine was released")
         self._arenas.release(self._arena)
 
-    async def _start_host(self, payload: Payload, duty: float) -> EngineHost:
+    async def _start_host(self, payload: Payload, duty: float, *, auto: bool = False) -> EngineHost:
         settings, scheduler = self._settings, self.scheduler
         buckets = tuple(scheduler.buckets.sizes) if self.admission.batched else ()
         host = await self._hosts.start(
-            self.manifest, payload, self._arena.memory, settings.lanes, settings.prepare_seconds, buckets, duty
+            self.manifest, payload, self._arena.memory, self.lanes, settings.prepare_seconds, buckets, duty, auto
         )
+        self.lanes = len(host.lanes)
         self._living.append(host)
         ready = host.ready
         scheduler.batchable = ready.batchable and self.admission.batched

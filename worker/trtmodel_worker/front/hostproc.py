@@ -112,8 +112,10 @@ class Hosts:
         timeout: float,
         buckets: tuple[int, ...],
         duty: float,
+        auto: bool = False,
     ) -> EngineHost:
         """A host that is ready: loaded, warm at `buckets`, self-tested, computing at most `duty` of the time meanwhile.
+        `auto`: it may find that fewer than `lanes` are enough.
         Raises HostFailed; then nothing of it is left."""
         pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(lanes + 1)]
         control, theirs = [p[0] for p in pairs], [p[1] for p in pairs]
@@ -136,6 +138,7 @@ class Hosts:
                 parent_pid=os.getpid(),
                 buckets=buckets,
                 duty=duty,
+                auto=auto,
             )
             config_fd = sealed_bytes("trtmodel-host-config", dumps(config))
             os.lseek(config_fd, 0, os.SEEK_SET)
@@ -162,6 +165,7 @@ class Hosts:
         except BaseException:
             await asyncio.shield(host.end(0.0))
             raise
+        host.keep(host.ready.lanes)
         return host
 
     async def _spawn(self, config_fd: int, inherited: Sequence[int]) -> subprocess.Popen[bytes]:
@@ -218,6 +222,12 @@ class EngineHost:
             refused = loads(Refused, data)
             await self.exited
             raise HostFailed(refused.reason, refused.message, refused=True) from None
+
+    def keep(self, lanes: int) -> None:
+        """Only the first `lanes` of them serve."""
+        for lane in self.lanes[lanes:]:
+            lane.channel.close()
+        del self.lanes[lanes:]
 
     def listen(self, readable: Callable[[LanePort], None]) -> None:
         for lane in self.lanes:

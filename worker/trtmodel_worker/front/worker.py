@@ -45,7 +45,7 @@ from trtmodel_worker.trust import Keyring, Untrusted
 log = logging.getLogger(__name__)
 DEBOUNCE_SECONDS = 10.0  # a host that is being replaced makes nobody leave the Service so soon
 KEPT_STATS = 16
-DEFAULT_LANES = 4
+MOST_LANES = 8  # that contexts: Auto chooses
 _DESCRIBE_RETRY_SECONDS = 5.0
 _TRAFFIC_SECONDS = 1.0
 _MOST_SEQUENCE = 1 << 53  # JSON's numbers are exact so far
@@ -68,7 +68,7 @@ class Worker:
         self.windows = Windows()
         self.keyring = Keyring({})
         self.stats: dict[str, RevisionStats] = {}
-        self.arenas = Arenas((settings.lanes or DEFAULT_LANES) * settings.hosts, settings.output_bytes)
+        self.arenas = Arenas((settings.lanes or MOST_LANES) * settings.hosts, settings.output_bytes)
         self.hosts = Hosts(settings.runtime)
         self.machine: Machine | None = None
         self.draining = False
@@ -239,7 +239,7 @@ class Worker:
         settings = self.settings
         standing = self.swapper.standing
         return EngineSettings(
-            lanes=settings.lanes or DEFAULT_LANES,
+            lanes=settings.lanes or (standing.lanes if standing is not None else MOST_LANES),
             hosts=settings.hosts,
             buckets=settings.buckets,
             prepare_seconds=settings.prepare_seconds,
@@ -247,6 +247,7 @@ class Worker:
             health_seconds=settings.health_seconds,
             hedge_seconds=settings.hedge_seconds,
             rules=self._rules,
+            auto=not settings.lanes and standing is None,
             paced=standing is not None and self._batches() != self._batches_before[0],
         )
 

@@ -23,11 +23,12 @@ from trtmodel_contract.manifest import Manifest, TensorSpec
 from trtmodel_worker.engines.base import CannotLoad, Engine, EngineError, Lane
 from trtmodel_worker.engines.registry import runtime
 from trtmodel_worker.host.arena import Arena
+from trtmodel_worker.host.counting import fewest_lanes
 from trtmodel_worker.host.lanes import LaneMaker, LaneServer
 from trtmodel_worker.host.pace import Pace
 from trtmodel_worker.host.proving import SelfTestFailed, read_samples, self_test
 from trtmodel_worker.host.rows import why_not_batchable
-from trtmodel_worker.host.warming import warm
+from trtmodel_worker.host.warming import Timings, best_step, runner, warm
 from trtmodel_worker.host.wire import MAX_TEXT_BYTES, HostConfig, Ready, Refused
 from trtmodel_worker.lifetime import end_with_parent
 
@@ -74,7 +75,7 @@ def serve(config_fd: int) -> NoReturn:
         thread.start()
     control.send(dumps(ready))
     select.select([control.fileno(), stop], [], [])  # the front never sends: readable means that it closed its end
-    for fd in config.lane_fds:
+    for fd in config.lane_fds[: len(lanes)]:
         _hang_up(fd)
     deadline = time.monotonic() + _FINISH_SECONDS
     for thread in threads:
@@ -92,6 +93,8 @@ def _prepare(config: HostConfig) -> tuple[Ready, list[LaneServer]]:
     pace = Pace(config.duty)
     try:
         timings = warm(lanes, manifest, config.buckets, pace)
+        if config.auto:
+            lanes = _worth_it(lanes, manifest, config, timings)
     except Exception as e:
         raise _Refusal("WarmUpFailed", f"warm-up failed: {type(e).__name__}: {e}") from e
     warmed = time.perf_counter()
@@ -105,8 +108,10 @@ def _prepare(config: HostConfig) -> tuple[Ready, list[LaneServer]]:
     arena = Arena(config.arena_fd, config.arena_size)
     servers = [
         LaneServer(lane, maker, socket.socket(fileno=fd), arena, manifest, samples)
-        for lane, fd in zip(lanes, config.lane_fds, strict=True)
+        for lane, fd in zip(lanes, config.lane_fds, strict=False)
     ]
+    for fd in config.lane_fds[len(lanes) :]:
+        os.close(fd)
     log.info(
         "%s: loaded in %.3f s, warm after %.3f s, proved after %.3f s; %s",
         config.name, loaded - started, warmed - started, time.perf_counter() - started,
@@ -117,9 +122,21 @@ def _prepare(config: HostConfig) -> tuple[Ready, list[LaneServer]]:
         bucket_seconds={str(rows): seconds for rows, seconds in timings.by_bucket.items()},
         batchable=not why,
         why=why,
+        lanes=len(lanes),
         peak_bytes=_peak_bytes(),
     )
     return ready, servers
+
+
+def _worth_it(lanes: list[Lane], manifest: Manifest, config: HostConfig, timings: Timings) -> list[Lane]:
+    step = best_step(manifest, config.buckets, timings)
+    runs = [runner(lane, step.shapes, manifest.inputs) for lane in lanes]
+    for run in runs:
+        run()
+    count, rates = fewest_lanes(runs, timings.slowest)
+    figures = ", ".join(f"{n}: {rate:,.0f}" for n, rate in rates.items())
+    log.info("%s: %d lanes, by runs per second of so many (%s)", config.name, count, figures)
+    return lanes[:count]
 
 
 def _load(config: HostConfig, manifest: Manifest, plan: memoryview) -> tuple[LaneMaker, list[Lane]]:

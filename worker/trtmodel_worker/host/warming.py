@@ -6,7 +6,7 @@ First runs are slow (code is loaded, memory is reserved), and a request should n
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -14,7 +14,7 @@ import numpy as np
 from trtmodel_contract.identity import Profile
 from trtmodel_contract.manifest import Manifest, TensorSpec
 
-from trtmodel_worker.engines.base import DTYPES, Array, BindingLane, Lane
+from trtmodel_worker.engines.base import DTYPES, Array, BindingLane, Bound, Lane
 from trtmodel_worker.host.pace import Pace
 
 _MEASURED = 3  # runs of a batch size, after its first
@@ -33,6 +33,12 @@ class Timings:
 
     slowest: float
     by_bucket: Mapping[int, float]
+
+    @property
+    def best(self) -> int | None:
+        """The smallest batch size within 10 % of the best rows per second, None if none was measured."""
+        rates = {rows: rows / seconds for rows, seconds in self.by_bucket.items() if seconds > 0}
+        return min((rows for rows, rate in rates.items() if rate >= 0.9 * max(rates.values())), default=None)
 
 
 @dataclass(frozen=True)
@@ -85,6 +91,12 @@ def _warm_as_the_first(lane: Lane, done: Sequence[tuple[Step, float]], manifest:
             return
 
 
+def best_step(manifest: Manifest, buckets: Sequence[int], timings: Timings) -> Step:
+    """The shapes of the best batch size, or the smallest ones."""
+    found = steps(manifest, buckets)
+    return next((step for step in found if step.bucket and step.bucket == timings.best), found[0])
+
+
 def warm_once(lane: Lane, manifest: Manifest) -> None:
     """Run the smallest shapes. Raises what the lane raises."""
     _run(lane, steps(manifest, ())[0].shapes, manifest.inputs, 0, Pace())
@@ -122,29 +134,34 @@ def batch_range(inputs: Sequence[TensorSpec], profile: Profile) -> tuple[int, in
     return ranges.pop() if len(ranges) == 1 else (1, 0)
 
 
-def _run(
-    lane: Lane, shapes: Shapes, inputs: Sequence[TensorSpec], measured: int, pace: Pace
-) -> tuple[float, list[float]]:
-    """Seconds of the first run and of each one after it, as the lane runs a batch when it serves: at places that
-    stay."""
+def runner(lane: Lane, shapes: Shapes, inputs: Sequence[TensorSpec]) -> Callable[[], None]:
+    """Runs zeros of `shapes` as the lane runs a batch when it serves: at places that stay."""
     zeros = {spec.name: _zeros(spec, shapes[spec.name]) for spec in inputs}
     places: dict[str, Array] = {}
+    bound: Bound | None = None
 
     def allocate(name: str, dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> Array:
         if name not in places or places[name].shape != shape:
             places[name] = np.empty(shape, dtype)
         return places[name]
 
-    first = pace.run(lane.run, zeros, allocate)[1]
-    bound = lane.bind(zeros, allocate) if measured and isinstance(lane, BindingLane) else None
-
-    def again() -> None:
+    def run() -> None:
+        nonlocal bound
         if bound is None or not bound.run():
             lane.run(zeros, allocate)
+            bound = lane.bind(zeros, allocate) if isinstance(lane, BindingLane) else None
 
-    times: list[float] = []
+    return run
+
+
+def _run(
+    lane: Lane, shapes: Shapes, inputs: Sequence[TensorSpec], measured: int, pace: Pace
+) -> tuple[float, list[float]]:
+    """Seconds of the first run and of each one after it."""
+    run = runner(lane, shapes, inputs)
+    first, times = pace.run(run)[1], list[float]()
     while len(times) < measured and sum(times) <= _LONG_SECONDS:
-        times.append(pace.run(again)[1])
+        times.append(pace.run(run)[1])
     return first, times
 
 

@@ -46,7 +46,7 @@ class MessageError(ValueError):
 class HostConfig:
     """What a host is told, as JSON in a sealed memory file. `*_fd` are inherited descriptors. `buckets`: batch sizes
     that are to be warm and measured. `duty`: share of the time that the warm-up may compute: less than 1 beside
-    traffic."""
+    traffic. `auto`: no more lanes are wanted than are worth it."""
 
     SCHEMA: ClassVar[str] = "trtmodel.io/host/v1"
 
@@ -64,13 +64,15 @@ class HostConfig:
     parent_pid: int
     buckets: tuple[int, ...] = ()
     duty: float = 1.0
+    auto: bool = False
 
 
 @dataclass(frozen=True)
 class Ready:
     """Every lane is warm and passed the self-test. `slowest_seconds` is the longest single run of the warm-up,
-    `bucket_seconds` the median time of a run by batch size (as text). `batchable`: rows do not see each other, so that
-    those of different requests may be run together; `why` not otherwise. `peak_bytes`: host memory at its highest."""
+    `bucket_seconds` the median time of a run by batch size (as text). `batchable`: rows do not see each other, so
+    that those of different requests may be run together; `why` not otherwise. `lanes`: the first so many serve.
+    `peak_bytes`: host memory at its highest."""
 
     SCHEMA: ClassVar[str] = "trtmodel.io/host-ready/v1"
 
@@ -78,6 +80,7 @@ class Ready:
     bucket_seconds: Mapping[str, float] = field(default_factory=dict)
     batchable: bool = False
     why: str = ""
+    lanes: int = 0
     peak_bytes: int = 0
 
 
