@@ -67,7 +67,7 @@ PEERS = (
     Peer("litserve", "LitServe", "litserve", {"json": ("json", "/predict")}),
     Peer("bentoml", "BentoML", "bentoml", {"json": ("json", "/infer")}, {"BENTOML_DO_NOT_TRACK": "True"}),
     Peer("mosec", "mosec", "mosec", MOSEC, {"BENCH_BATCH": "1"}, per_format=True),
-    Peer("mosec-batch", "mosec, batches up to 16", "mosec", MOSEC, {"BENCH_BATCH": "16"}, per_format=True),
+    Peer("mosec-batch", "mosec, batches up to 32", "mosec", MOSEC, {"BENCH_BATCH": "32"}, per_format=True),
     Peer("asgi", "raw ASGI on uvicorn", "asgi", RAW),
     Peer("ray", "Ray Serve", "ray", RAW, {"RAY_USAGE_STATS_ENABLED": "0"}, swap="signal"),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -23,9 +24,12 @@ def become_reaper() -> None:
 
 
 def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
+    """Below the range from which the kernel gives ports to clients: one of them may not take it before the server."""
+    while True:
+        port = random.randrange(15_000, 32_000)
+        with socket.socket() as s, contextlib.suppress(OSError):
+            s.bind(("", port))
+            return port
 
 
 def children(pid: int) -> list[int]:

@@ -116,7 +116,7 @@ def overload(peer: Peer, setup: Setup, artifacts: Any) -> dict[str, Any]:
         "of capacity, %": 100 * len(good) / OVERLOAD_SECONDS / capacity,
         "p50 ms": 1e3 * _percentile(good, 0.5),
         "p99 ms": 1e3 * _percentile(good, 0.99),
-        "refused at once": len(found["refused"]),
+        "refused": len(found["refused"]),
         "late": len(found["late"]),
         "connection broken": len(found["broken"]),
         "wrong": len(found["wrong"]),

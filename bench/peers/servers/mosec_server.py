@@ -39,7 +39,7 @@ class Json(Binary):
 
 if __name__ == "__main__":
     server = Server()
-    more = {"max_batch_size": BATCH, "max_wait_time": 1} if BATCH > 1 else {}
+    more = {"max_batch_size": BATCH, "max_wait_time": 1} if BATCH > 1 else {}  # ms, the smallest that it takes
     body = os.environ["BENCH_BODY"]  # one stage only: the other would cost memory and be idle
     server.register_runtime({"/infer": [Runtime(Binary if body == "binary" else Json, num=settings.PARALLEL, **more)]})
     server.run()
