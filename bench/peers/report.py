@@ -146,7 +146,6 @@ def _notes() -> Iterable[str]:
         "servers. Figures are medians of the rounds, failed requests their sum. The client is wrk with "
         "one thread; every server's answer is compared with ONNX Runtime's before and after each cell. CPU: processor "
         "time of all the server's processes per request. JSON and binary are what each server offers: the v2 protocol "
-        "where it speaks it, else rows in JSON and the row's raw bytes, which is less work than v2. Batching is on where it "
-        "was not seen to cost more processor time than it saved (ours, PyTriton; mosec stands there twice; LitServe's and "
-        "BentoML's took more)."
+        "where it speaks it, else rows in JSON and the row's raw bytes, which is less work than v2. Batches: "
+        "ours and PyTriton form them as they start by default; mosec stands there twice."
     )
