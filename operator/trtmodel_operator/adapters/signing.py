@@ -92,7 +92,8 @@ def desired_request(signer: Signer, model: ModelRef, sequence: int, signal: Sign
     engines = tuple(
         DesiredEngine(e.role, _signed(signer, model, e.revision, e.manifest_digest)) for e in signal.engines
     )
-    desired = DesiredModel(engines, Routes(signal.stable, signal.candidate, signal.weight), signal.window)
+    routes = Routes(signal.stable, signal.candidate, signal.weight)
+    desired = DesiredModel(engines, routes, signal.window, signal.may_drain)
     return DesiredRequest(DesiredState(Fence(model.uid, sequence), {model.name: desired}))
 
 

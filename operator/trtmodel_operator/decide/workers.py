@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Collection
 from dataclasses import replace
 
 from trtmodel_contract.codec import canonical, encode
-from trtmodel_contract.control import Fence, Role
+from trtmodel_contract.control import EngineState, Fence, Role
 from trtmodel_contract.identity import Storage, short_hash
 
 from trtmodel_operator import facts, manifests
@@ -25,6 +26,8 @@ from trtmodel_operator.model import (
     PlannedEngine,
     Signal,
 )
+
+MEMORY_AVAILABILITY = "Availability"
 
 
 def new_window(memory: Memory) -> str:
@@ -70,14 +73,44 @@ def was_told(memory: Memory, worker: ObservedWorker) -> bool:
 
 
 def _rank(seen: Observed, worker: ObservedWorker, candidate: Deployed) -> tuple[bool, bool, str]:
-    """Those that already answer with the candidate stay; a pod that is not ready is not waited for if another is; for
-    the rest rendezvous hashing, so that the choice survives every restart without being written down."""
+    """Those that already answer with the candidate stay; a pod that is not ready is not waited for if another is,
+    unless it is at work on the candidate (where memory holds one engine, it leaves service for that); for the rest
+    rendezvous hashing, so that the choice survives every restart without being written down."""
     draw = hashlib.sha256(f"{candidate.revision}/{worker.uid}".encode()).hexdigest()
-    return not _routes(seen, worker, candidate), not worker.ready, draw
+    engine = facts.engine(seen, worker, facts.digest_for(worker, candidate))
+    at_work = engine is not None and engine.state is not EngineState.FAILED
+    return not _routes(seen, worker, candidate), not (worker.ready or at_work), draw
 
 
 def _routes(seen: Observed, worker: ObservedWorker, candidate: Deployed) -> bool:
     return facts.routes_candidate(seen, worker, facts.digest_for(worker, candidate))
+
+
+def may_drain(seen: Observed, memory: Memory, trying: Collection[str]) -> set[str]:
+    """Uids of the workers that may leave service to change engines, should memory hold only one: somebody ready is left
+    that need not. `trying`: those that should hold the candidate. The members of a step may all, since another worker
+    keeps stable; whoever is not among them goes back to stable, the last ones when the first serve it again.
+
+    As long as a worker changes, its answer stays: a permission that goes while it is at work would stop it."""
+    if seen.spec is None or seen.spec.rollout.memory_policy == MEMORY_AVAILABILITY:
+        return set()
+    workers, serving = facts.present(seen), memory.stable or memory.candidate
+    back = [w for w in workers if w.uid not in trying and _answers_otherwise(seen, w, facts.digest_for(w, serving))]
+    changing = {w.uid for w in back} | set(trying)
+    if any(w.ready and (w.uid not in changing or _routes_to(seen, w, memory.candidate)) for w in workers):
+        return changing if len(workers) > 1 else set()
+    return {w.uid for w in back[1:]}
+
+
+def _routes_to(seen: Observed, worker: ObservedWorker, deployed: Deployed | None) -> bool:
+    return deployed is not None and _routes(seen, worker, deployed)
+
+
+def _answers_otherwise(seen: Observed, worker: ObservedWorker, digest: str) -> bool:
+    """It answers, and does not hold the engine that it should answer with."""
+    report = facts.model_report(seen, worker)
+    routes = report.routes if report is not None else None
+    return routes is not None and bool(routes.stable or routes.candidate) and not facts.holds(seen, worker, digest)
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -97,7 +130,12 @@ def settle_plan(turn: Turn, rule: str, outcome: Outcome) -> Decision:
     pointers = _pointers(turn)
     trying = {w.uid for w in holders(turn.seen, turn.memory)}
     workers = facts.present(turn.seen)
-    signals = {w.uid: signal for w in workers if (signal := _signal(turn, w, w.uid in trying)) is not None}
+    leaving = may_drain(turn.seen, turn.memory, trying)
+    signals = {
+        w.uid: replace(signal, may_drain=w.uid in leaving)
+        for w in workers
+        if (signal := _signal(turn, w, w.uid in trying)) is not None
+    }
     _count_fence(turn, pointers, signals)
     actions: list[Action] = [*builds.unwanted_jobs(turn), *outcome.actions]
     actions += [replace(p, sequence=turn.memory.sequence) for p in pointers if _pointer_differs(turn, p)]

@@ -60,7 +60,8 @@ class PlannedEngine:
 
 @dataclass(frozen=True)
 class Signal:
-    """What one worker should hold and route. Signed and sent by the adapter."""
+    """What one worker should hold and route. Signed and sent by the adapter. `may_drain`: others serve, so that it may
+    leave service to change engines where memory holds one."""
 
     pod: str
     uid: str
@@ -70,6 +71,7 @@ class Signal:
     candidate: str
     weight: int
     window: str
+    may_drain: bool = False
 
 
 Action = CreateJob | DeleteJob | ApplyPointer | ApplyWorkload | Signal

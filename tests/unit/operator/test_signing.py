@@ -79,12 +79,12 @@ def test_the_key_id_is_made_of_the_public_key() -> None:
 def test_a_desired_request_carries_the_fence_and_an_engine_signature_that_verifies_for_this_model_only() -> None:
     held = signer()
     engines = (PlannedEngine(Role.STABLE, "r1", STABLE), PlannedEngine(Role.CANDIDATE, "r2", CANDIDATE))
-    signal = Signal("pod", "pod-uid", "10.0.0.1", engines, STABLE, CANDIDATE, 100, "w1")
+    signal = Signal("pod", "pod-uid", "10.0.0.1", engines, STABLE, CANDIDATE, 100, "w1", may_drain=True)
     request = loads(DesiredRequest, dumps(signing.desired_request(held, MODEL, 7, signal)))
     assert request.desired.fence == Fence("uid-1", 7)
     asked = request.desired.models["magika"]
     assert (asked.routes.stable, asked.routes.candidate, asked.routes.weight) == (STABLE, CANDIDATE, 100)
-    assert asked.window == "w1"
+    assert (asked.window, asked.may_drain) == ("w1", True)
     assert [(e.role, e.artifact.revision, e.artifact.manifest_digest) for e in asked.engines] == [
         (Role.STABLE, "r1", STABLE),
         (Role.CANDIDATE, "r2", CANDIDATE),

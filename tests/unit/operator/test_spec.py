@@ -180,7 +180,10 @@ def test_a_quantity_is_the_number_that_kubernetes_reads(text: str, number: str) 
         ({"serving__batching": {"buckets": [1, 1]}}, "in ascending order, each once, such as [1, 4, 16]"),
         ({"serving__batching": {"buckets": [0]}}, "from 1 to 4096"),
         ({"serving__fallback": "Maybe"}, 'spec.serving.fallback: "Maybe" is not one of Standby, Error'),
-        ({"serving__service": {"grpc": 8080}}, "spec.serving.service: http and grpc are the same port, 8080: give each its own"),
+        (
+            {"serving__service": {"grpc": 8080}},
+            "spec.serving.service: http and grpc are the same port, 8080: give each its own",
+        ),
         ({"rollout__memoryPolicy": "Some"}, 'spec.rollout.memoryPolicy: "Some" is not one of Auto, Availability'),
         ({"serving__pod": {"labels": {"trtmodel.io/model": "x"}}}, "trtmodel.io/model belongs to the operator"),
         ({"serving__pod": {"annotations": {"app.kubernetes.io/name": "x"}}}, "belongs to the operator"),
