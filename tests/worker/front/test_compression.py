@@ -90,16 +90,19 @@ def test_a_bomb_is_refused_without_being_unpacked(
     assert int(status.read_text().split("VmHWM:")[1].split()[0]) - before < 64 * 1024
 
 
+NOTHING = gzip.compress(b"{}", mtime=0)
+
+
 @pytest.mark.parametrize(
     "body",
     [
-        b"no gzip at all",
-        b"",
-        gzip.compress(b"{}")[:-1],
-        gzip.compress(b"{}")[:-8] + bytes(8),
-        gzip.compress(b"{}") + b"more",
-        zlib.compress(b"{}"),
-        gzip.compress(bytes(200_000))[:-9],
+        pytest.param(b"no gzip at all", id="text"),
+        pytest.param(b"", id="nothing"),
+        pytest.param(NOTHING[:-1], id="cut off"),
+        pytest.param(NOTHING[:-8] + bytes(8), id="wrong checksum"),
+        pytest.param(NOTHING + b"more", id="something behind"),
+        pytest.param(zlib.compress(b"{}"), id="deflate"),
+        pytest.param(gzip.compress(bytes(200_000), mtime=0)[:-9], id="large and cut off"),
     ],
 )
 def test_a_body_that_is_not_compressed_as_it_says_is_refused(wide: WorkerProcess, body: bytes) -> None:
