@@ -26,8 +26,8 @@ class Buckets:
 
     def __init__(self, asked: Sequence[int], largest: int) -> None:
         self.largest = largest
-        self.padded = bool(asked)
         fitting = [size for size in sorted(asked) if size <= largest]
+        self.padded = bool(fitting)
         self.sizes = fitting or [1 << i for i in range(largest.bit_length()) if 1 << i <= largest]
         self.most = self._most = self.sizes[-1]
         self._small_until = 0.0
@@ -123,7 +123,7 @@ class Waiting:
             rows = 0
             for call in group if key is not _ALONE else ():
                 rows += 0 if call.done else call.rows
-                if rows >= most:
+                if rows and rows >= most:
                     self._groups.move_to_end(key, last=False)
                     return True
         return False
