@@ -276,6 +276,43 @@ def test_a_request_on_a_host_that_stops_is_answered_by_the_other_one_long_before
     run(story)
 
 
+def test_while_the_only_host_is_stopped_nobody_waits_for_it_if_another_engine_may_answer() -> None:
+    async def story(w: World) -> None:
+        w.engine("standby", 3.0)
+        engine = w.engine("stable", 2.0, helper="standby")
+        for n in range(300):
+            if n == 100:
+                engine.hosts[0].stop()
+            w.send(engine)
+            await asyncio.sleep(0.005)
+        engine.hosts[0].wake()
+        await asyncio.sleep(0.1)
+        back = w.send(engine)
+        await w.settle()
+        assert set(statuses(w)) == {200}
+        assert max(r.ended_at - r.call.since for r in w.requests) < 0.15
+        assert engine.deaths == 0
+        assert back.answers[0][0] is engine
+
+    run(story)
+
+
+def test_a_candidate_that_is_stopped_is_not_relieved_by_stable_before_it_is_ended() -> None:
+    async def story(w: World) -> None:
+        stable = w.engine("stable", 2.0)
+        candidate = w.engine("candidate", 3.0, helper="stable")
+        candidate.hedges_elsewhere = False
+        candidate.hosts[0].stop()
+        requests = [w.send(candidate, 8) for _ in range(10)]
+        await asyncio.sleep(1.0)
+        assert not any(r.ends for r in requests)
+        await w.settle()
+        assert set(statuses(w)) == {200}
+        assert stable.attempts > 0
+
+    run(story)
+
+
 def test_hedges_are_few_when_everything_is_slow() -> None:
     async def story(w: World) -> None:
         engine = w.engine(hosts=2, lanes=2)

@@ -60,6 +60,12 @@ class Lanes:
     def hosts(self) -> int:
         return len({id(lane.host) for lane in self.all if not lane.dying})
 
+    @property
+    def stuck(self) -> bool:
+        """Every living lane runs something for longer than it should: their hosts were stopped, or hang."""
+        now = time.monotonic()
+        return all(lane.dying or self._is_late(lane, now) for lane in self.all)
+
     def add(self, lanes: Sequence[LanePort]) -> None:
         self.all.extend(lanes)
         self.free.extend(lanes)
@@ -112,8 +118,8 @@ class Lanes:
     def _late(self) -> set[int]:
         """Hosts that run something for longer than they should."""
         now = time.monotonic()
-        return {
-            id(lane.host)
-            for lane in self.all
-            if lane.attempt is not None and now - lane.since > self._overdue.after(lane.attempt.batch.bucket)
-        }
+        return {id(lane.host) for lane in self.all if self._is_late(lane, now)}
+
+    def _is_late(self, lane: LanePort, now: float) -> bool:
+        attempt = lane.attempt
+        return attempt is not None and now - lane.since > self._overdue.after(attempt.batch.bucket)

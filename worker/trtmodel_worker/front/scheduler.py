@@ -319,7 +319,7 @@ class Scheduler:
         if not len(self._waiting):
             return
         if not self._lanes.free:
-            other = None if self.lanes else self.elsewhere()
+            other = self._relief()
             if other is not None:
                 calls = self._waiting.drain()
                 self._counters().count_failed(DOWN, len(calls))
@@ -335,6 +335,11 @@ class Scheduler:
                 self._waiting.push_front(calls)
                 if len(self._lanes.free) == free:  # no region, rather than a dead lane
                     return
+
+    def _relief(self) -> Scheduler | None:
+        """Who takes what waits here: nobody while a lane may still come in time."""
+        stuck = self._engine.hedges_elsewhere and self._lanes.stuck
+        return self.elsewhere() if stuck or not self.lanes else None
 
     def _wait_for_more(self, most: int) -> bool:
         """Whether the next batch is worth waiting for; then it is looked at again in time."""
@@ -411,6 +416,8 @@ class Scheduler:
 
     def _run_again(self, batch: Batch, lane: LanePort) -> bool:
         """A hedge, on another host than that of `lane`."""
+        if len(self._waiting):
+            self._pump_later()
         free = self._lanes.next(lane.host)
         if free is not None:
             return self._run(batch, free)
