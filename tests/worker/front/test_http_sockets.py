@@ -1,4 +1,4 @@
-"""The HTTP server on a socket in the file system."""
+"""The HTTP server on real sockets, of each loop that it may run on."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import pytest
 import uvloop
 from http_harness import MIB, Recorder
 from trtmodel_worker.front.http import HttpServer
+from trtmodel_worker.front.request import Request
+from worker_harness import free_port
 
 REQUEST = b"POST / HTTP/1.1\r\nContent-Length: 3\r\n\r\nabc"
 SECONDS = 20
@@ -59,5 +61,31 @@ def test_the_file_of_a_server_that_died_is_replaced(loop: asyncio.AbstractEventL
         await server.close(SECONDS)
         await dead.close(0.0)
         assert not path.exists()
+
+    loop.run_until_complete(work())
+
+
+class Echo(Recorder):
+    """Answers with the body that came, one turn of the loop later."""
+
+    def handle(self, request: Request) -> None:
+        asyncio.get_running_loop().call_soon(request.respond, 200, bytes(request.body), b"")
+
+
+def test_bodies_of_all_sizes_come_and_go_whole_one_after_another(loop: asyncio.AbstractEventLoop) -> None:
+    port = free_port()
+    sizes = [0, 1, 8192, 262_143, 262_144, 3, 262_145, 3 * MIB, 70_000, 1_000_003, 5]
+    bodies = [bytes([i]) * size for i, size in enumerate(sizes)]
+    asked = b"".join(b"POST / HTTP/1.1\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body) for body in bodies)
+    expected = b"".join(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body) for body in bodies)
+
+    async def work() -> None:
+        server = HttpServer(Echo(), 16 * MIB, 10)
+        await server.listen("127.0.0.1", port)
+        reader, writer = await asyncio.wait_for(asyncio.open_connection("127.0.0.1", port), SECONDS)
+        writer.write(asked)
+        assert await asyncio.wait_for(reader.readexactly(len(expected)), SECONDS) == expected
+        writer.close()
+        await server.close(SECONDS)
 
     loop.run_until_complete(work())
