@@ -93,7 +93,7 @@ class Mutator:
             headers[b"inference-header-content-length"] = str(length).encode()
         body = head + tail
         if chance() < 0.1:
-            body = gzip.compress(body, 1)
+            body = gzip.compress(body, 1, mtime=0)
             body = self.mutate(body) if chance() < 0.5 else body
             headers[b"content-encoding"] = b"gzip"
         if chance() < 0.1:
