@@ -230,3 +230,25 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "Z"
     except OSError:
         return False
+
+
+def held(worker: WorkerProcess) -> Mapping[str, int]:
+    """What a leak in the front would show in."""
+    process = Path(f"/proc/{worker.pid}")
+    return {
+        "descriptors": len(list((process / "fd").iterdir())),
+        "threads": len(list((process / "task").iterdir())),
+        "shared memory": (process / "maps").read_text().count("memfd:"),
+    }
+
+
+def settled(what: Callable[[], Any], seconds: float = 20.0) -> Any:
+    """A value that stays for half a second."""
+    deadline = time.monotonic() + seconds
+    last, since = what(), time.monotonic()
+    while time.monotonic() - since < 0.5 and time.monotonic() < deadline:
+        time.sleep(0.02)
+        now = what()
+        if now != last:
+            last, since = now, time.monotonic()
+    return last

@@ -6,11 +6,24 @@ import http.client
 import os
 import signal
 import threading
-import time
-from pathlib import Path
 
 import pytest
-from clients import Clients, Start, alive, ask, counts, kill, lanes_are, metric, row, serve, stopped, values
+from clients import (
+    Clients,
+    Start,
+    alive,
+    ask,
+    counts,
+    held,
+    kill,
+    lanes_are,
+    metric,
+    row,
+    serve,
+    settled,
+    stopped,
+    values,
+)
 from trtmodel_contract.control import EngineState
 from worker_harness import REVISION_1, REVISION_2, Bucket, Operator, WorkerProcess, eventually
 
@@ -193,27 +206,10 @@ def test_restarts_of_hosts_leave_nothing_behind(start_worker: Start, operator: O
             eventually(lambda n=deaths: metric(worker, "host_deaths_total") == n + 1, "the death is seen")
         lanes_are(worker, 4)
 
-    def held() -> tuple[int, int, int]:
-        process = Path(f"/proc/{worker.pid}")
-        maps = (process / "maps").read_text()
-        return len(list((process / "fd").iterdir())), len(list((process / "task").iterdir())), maps.count("memfd:")
-
     replace(3)
-    before = settled(held)
+    before = settled(lambda: held(worker))
     replace(8)
-    assert settled(held) == before
-
-
-def settled(what: object) -> object:
-    """A value that stays for half a second."""
-    deadline = time.monotonic() + 20
-    last, since = what(), time.monotonic()  # type: ignore[operator]
-    while time.monotonic() - since < 0.5 and time.monotonic() < deadline:
-        time.sleep(0.02)
-        now = what()  # type: ignore[operator]
-        if now != last:
-            last, since = now, time.monotonic()
-    return last
+    assert settled(lambda: held(worker)) == before
 
 
 def busy(worker: WorkerProcess) -> int:
