@@ -112,7 +112,6 @@ class Collector:
 
 
 def test_sampled_requests_are_exported_and_the_last_ones_also_when_the_worker_ends(tmp_path: Path) -> None:
-    pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
     collector = Collector()
     environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.address, "OTEL_BSP_SCHEDULE_DELAY": "50"}
     for worker in serve(tmp_path, {"factor": 2.0}, environment):
@@ -135,7 +134,6 @@ def test_sampled_requests_are_exported_and_the_last_ones_also_when_the_worker_en
 
 
 def test_a_collector_that_is_gone_delays_and_fails_nothing(tmp_path: Path) -> None:
-    pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
     environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{free_port()}", "OTEL_BSP_SCHEDULE_DELAY": "50"}
     for worker in serve(tmp_path, {"factor": 2.0}, environment):
         for _ in range(50):
