@@ -37,6 +37,9 @@ class Caller:
     """A client with one connection of its own."""
 
     def __init__(self, port: int) -> None:
+        self.port = port
+        self._connected = False
+        self.left = 0  # how often the server asked the connection to leave
         self.channel = grpc.insecure_channel(
             f"127.0.0.1:{port}",
             options=[
@@ -44,9 +47,16 @@ class Caller:
                 ("grpc.max_send_message_length", -1),
                 ("grpc.max_receive_message_length", -1),
                 ("grpc.max_reconnect_backoff_ms", 200),
-                ("grpc.enable_retries", 0),
             ],
         )
+        self.channel.subscribe(self._changed)
+
+    def _changed(self, state: grpc.ChannelConnectivity) -> None:
+        if state is grpc.ChannelConnectivity.READY:
+            self._connected = True
+        elif state is grpc.ChannelConnectivity.IDLE and self._connected:
+            self._connected = False
+            self.left += 1
 
     def method(self, name: str, service: str = INFERENCE) -> tuple[Any, Any]:
         messages = health_pb2 if service == HEALTH else inference_pb2
@@ -82,21 +92,27 @@ class Caller:
             response_deserializer=inference_pb2.ModelStreamInferResponse.FromString,
         )(requests, timeout=SECONDS)
 
-    def wait_answers(self) -> None:
+    def wait_answers(self, worker: WorkerProcess | None) -> None:
+        said: list[str] = []
+
         def live() -> bool:
             try:
                 return bool(self.call("ServerLive").live)
-            except grpc.RpcError:
+            except grpc.RpcError as e:
+                said.append(f"{e.code()} {e.details()}")
                 return False
 
-        eventually(live, "the gateway answers")
+        try:
+            eventually(live, "the gateway answers")
+        except AssertionError as e:
+            raise AssertionError(f"{e}: {said[-1]}\n{worker.tail() if worker else ''}") from None
 
 
 @contextmanager
-def calling(port: int) -> Iterator[Caller]:
+def calling(port: int, worker: WorkerProcess | None = None) -> Iterator[Caller]:
     caller = Caller(port)
     with caller.channel:
-        caller.wait_answers()
+        caller.wait_answers(worker)
         yield caller
 
 
@@ -198,12 +214,15 @@ def http_answer(status: int, document: Any, tail: bytes = b"", **headers: str) -
 
 
 @contextmanager
-def gateway_before(front: ScriptedFront, *, request_seconds: float = 5.0) -> Iterator[tuple[Caller, int]]:
+def gateway_before(
+    front: ScriptedFront, *, request_seconds: float = 5.0, finish_seconds: float = 10.0
+) -> Iterator[tuple[Caller, int]]:
     """A gateway process in front of it: (caller, pid)."""
     port = free_port()
     config = {
         "address": f"127.0.0.1:{port}", "front": front.path, "body_bytes": 1 << 20,
-        "request_seconds": request_seconds, "finish_seconds": 10.0, "parent_pid": os.getpid(),
+        "request_seconds": request_seconds, "drain_seconds": 0.0,
+        "finish_seconds": finish_seconds, "parent_pid": os.getpid(),
     }  # fmt: skip
     with subprocess.Popen([sys.executable, "-m", "trtmodel_worker.gateway", json.dumps(config)]) as process:
         try:
@@ -211,4 +230,4 @@ def gateway_before(front: ScriptedFront, *, request_seconds: float = 5.0) -> Ite
                 yield caller, process.pid
         finally:
             process.terminate()
-            process.wait(STARTED_SECONDS)
+            process.wait(STARTED_SECONDS + finish_seconds)

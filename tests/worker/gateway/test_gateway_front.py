@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,6 @@ from gateway_harness import (
     HEALTH,
     INFERENCE,
     Asked,
-    Caller,
     ScriptedFront,
     gateway_before,
     http_answer,
@@ -281,7 +281,7 @@ def test_told_to_end_it_answers_what_it_has_and_ends_streams(front: ScriptedFron
         return http_answer(200, ANSWER, RAW)
 
     front.answer = live_or(answer)
-    with gateway_before(front, request_seconds=30.0) as (caller, pid):
+    with gateway_before(front, request_seconds=30.0, finish_seconds=40.0) as (caller, pid):
         more = threading.Event()
 
         def requests() -> Any:
@@ -292,7 +292,7 @@ def test_told_to_end_it_answers_what_it_has_and_ends_streams(front: ScriptedFron
         call = caller.unary("ModelInfer").future(infer_request(RAW), timeout=60)
         eventually(lambda: len(inferences(front)) == 2, "the front was asked")
         terminate(pid)
-        eventually(lambda: refuses(caller), "nothing more is accepted")
+        eventually(lambda: refuses(caller.port), "nothing more is accepted")
         go_on.set()
         assert call.result(30).model_version == "r1"
         assert next(stream).infer_response.id == "1"
@@ -307,12 +307,25 @@ def terminate(pid: int) -> None:
     os.kill(pid, signal.SIGTERM)
 
 
-def refuses(caller: Caller) -> bool:
+def refuses(port: int) -> bool:
     try:
-        caller.call("ServerLive")
-    except grpc.RpcError as e:
-        return e.code() is grpc.StatusCode.UNAVAILABLE
+        socket.create_connection(("127.0.0.1", port), timeout=20).close()
+    except ConnectionRefusedError:
+        return True
     return False
+
+
+def test_connections_are_asked_to_leave_while_calls_are_accepted_so_that_none_fails(front: ScriptedFront) -> None:
+    """The client calls without pause until its connection was asked to leave: then a Service would lead elsewhere."""
+    front.answer = live_or(http_answer(200, ANSWER, RAW))
+    with gateway_before(front, finish_seconds=10.0) as (caller, pid):
+        begun = caller.left
+        while caller.left == begun:
+            assert caller.infer(infer_request(RAW))[0].model_version == "r1"
+        terminate(pid)
+        while caller.left == begun + 1:
+            assert caller.infer(infer_request(RAW))[0].model_version == "r1"
+        eventually(lambda: refuses(caller.port), "it ends")
 
 
 def test_the_model_s_description_statistics_and_index_are_taken_over(front: ScriptedFront) -> None:

@@ -34,7 +34,7 @@ def serve(tmp: Path, behaviour: dict[str, Any], environment: dict[str, str], **p
     worker.start()
     try:
         worker.wait_ready()
-        with calling(port) as caller:
+        with calling(port, worker) as caller:
             yield caller
     finally:
         assert worker.stop() == 0, worker.tail()

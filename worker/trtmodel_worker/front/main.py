@@ -93,10 +93,11 @@ async def serve(settings: Settings) -> int:
     log.info("told to end: not ready from now on, accepting for %.1f s", settings.drain_seconds)
     worker.begin_drain()
     server.announce_end()
+    finished_by = loop.time() + settings.drain_seconds + _FINISH_SECONDS
+    leaving = asyncio.create_task(gateway.end(), name="gateway's end") if gateway is not None else None
     await asyncio.sleep(settings.drain_seconds)  # endpoints lag: requests still come here
-    finished_by = loop.time() + _FINISH_SECONDS
-    if gateway is not None:
-        await gateway.end()  # before the server that it asks
+    if leaving is not None:
+        await leaving  # before the server that it asks
     await server.close(max(1.0, finished_by - loop.time()))
     work.cancel()
     with contextlib.suppress(asyncio.CancelledError, asyncio.TimeoutError):

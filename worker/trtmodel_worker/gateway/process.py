@@ -23,18 +23,22 @@ from trtmodel_worker.lifetime import end_with_parent
 log = logging.getLogger(__name__)
 _MOST_CALLS = 4096  # at once; more get RESOURCE_EXHAUSTED
 _MESSAGE_ROOM = 1 << 20  # a message's own bytes beside its tensors: the front judges the tensors' size itself
-# A connection is asked to leave after a while, so that clients behind a Service come to know new workers.
-_CONNECTION_AGE_MS = 600_000
+# A connection is asked to leave after this part of the time to finish (10 % more or less): so each one was asked while
+# calls were still accepted when that time is over, and clients behind a Service come to know new workers.
+_AGE, _AGE_AT_MOST = 0.6, 0.7
+_QUIET_SECONDS = 1.0  # who called within it may be about to call again
 
 
 @dataclass(frozen=True)
 class GatewayConfig:
-    """`address`: as gRPC writes it. `finish_seconds`: for calls that run when it is told to end."""
+    """`address`: as gRPC writes it. `drain_seconds`: how long it accepts after it was told to end,
+    since endpoints lag. `finish_seconds`: after that, for clients to leave and calls to be answered."""
 
     address: str
     front: str
     body_bytes: int
     request_seconds: float
+    drain_seconds: float
     finish_seconds: float
     parent_pid: int
 
@@ -68,11 +72,26 @@ async def _serve(config: GatewayConfig) -> int:
     print("serving", flush=True)  # for the front
     await told.wait()
     health.end()
+    await asyncio.sleep(config.drain_seconds)
     service.end()
-    await server.stop(config.finish_seconds)  # says GOAWAY, accepts nothing more, waits for what runs
+    loop = asyncio.get_running_loop()
+    end = loop.time() + config.finish_seconds
+    await _until_quiet(service, loop.time() + _AGE_AT_MOST * config.finish_seconds)
+    await server.stop(end - loop.time())  # accepts nothing more, waits for what runs
     front.close()
     log.info("everything was answered")
     return 0
+
+
+async def _until_quiet(service: InferenceService, latest: float) -> None:
+    """A server of gRPC that stops cancels calls that come at that moment, or lets them hang. So it stops only when
+    nobody calls any more: each connection was asked to leave, or no call has come for a while."""
+    loop = asyncio.get_running_loop()
+    while True:
+        noisy = min(latest, service.called_at + _QUIET_SECONDS) - loop.time()
+        if noisy <= 0:
+            return
+        await asyncio.sleep(noisy)
 
 
 def _options(config: GatewayConfig) -> list[tuple[str, int]]:
@@ -80,7 +99,7 @@ def _options(config: GatewayConfig) -> list[tuple[str, int]]:
         ("grpc.max_receive_message_length", config.body_bytes + _MESSAGE_ROOM),
         ("grpc.max_send_message_length", -1),
         ("grpc.so_reuseport", 0),  # else a second server on this port would silently take half of the calls
-        ("grpc.max_connection_age_ms", _CONNECTION_AGE_MS),
+        ("grpc.max_connection_age_ms", int(1000 * _AGE * config.finish_seconds)),
         ("grpc.keepalive_time_ms", 60_000),
         ("grpc.keepalive_timeout_ms", 20_000),
         ("grpc.keepalive_permit_without_calls", 1),

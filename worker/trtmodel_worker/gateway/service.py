@@ -30,12 +30,15 @@ _ENDING = "this worker is ending: open the stream anew"
 
 
 class InferenceService:
-    """`request_seconds`: the model's own limit, which a caller's deadline can only shorten."""
+    """`request_seconds`: the model's own limit, which a caller's deadline can only shorten. `called_at`: when the last
+    inference was asked for, by the loop's clock."""
 
     def __init__(self, front: FrontClient, request_seconds: float) -> None:
         self._front = front
         self._request_seconds = request_seconds
         self._ending = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self.called_at = float("-inf")
 
     def handler(self) -> Any:
         """For `grpc.aio.Server.add_generic_rpc_handlers`."""
@@ -83,6 +86,7 @@ class InferenceService:
 
     async def _infer(self, message: pb.ModelInferRequest, context: Any) -> Answer:
         """Raises Failure."""
+        self.called_at = self._loop.time()
         target = model_target(message.model_name, message.model_version, "infer")
         left = context.time_remaining()
         header, body = infer_body(message, left if left is not None and left < self._request_seconds else None)

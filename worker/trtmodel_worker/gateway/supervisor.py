@@ -31,7 +31,7 @@ class Gateway:
     def __init__(self, settings: Settings, finish_seconds: float) -> None:
         self._directory = tempfile.mkdtemp(prefix="trtmodel-grpc-")
         self.path = str(Path(self._directory) / "front.sock")
-        self._finish_seconds = finish_seconds
+        self._end_seconds = settings.drain_seconds + finish_seconds + _KILL_SECONDS
         host = settings.bind or "[::]"
         host = f"[{host}]" if ":" in host and not host.startswith("[") else host
         config = {
@@ -39,6 +39,7 @@ class Gateway:
             "front": self.path,
             "body_bytes": settings.body_bytes,
             "request_seconds": settings.request_seconds,
+            "drain_seconds": settings.drain_seconds,
             "finish_seconds": finish_seconds,
             "parent_pid": os.getpid(),
         }
@@ -51,7 +52,7 @@ class Gateway:
         self._keeper = asyncio.create_task(self._keep(), name="gateway")
 
     async def end(self) -> None:
-        """Returns when it has answered what it had, or was killed."""
+        """Let it drain and finish. Returns when it has answered what it had, or was killed."""
         if self._keeper is not None:
             self._keeper.cancel()
             await asyncio.gather(self._keeper, return_exceptions=True)
@@ -59,7 +60,7 @@ class Gateway:
         if process is not None and process.returncode is None:
             self._signal(process, signal.SIGTERM)
             try:
-                await asyncio.wait_for(process.wait(), self._finish_seconds + _KILL_SECONDS)
+                await asyncio.wait_for(process.wait(), self._end_seconds)
             except asyncio.TimeoutError:
                 self._signal(process, signal.SIGKILL)
                 await process.wait()
