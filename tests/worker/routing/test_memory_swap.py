@@ -104,6 +104,11 @@ def test_what_answered_comes_back_when_the_new_engine_cannot_be_loaded_after_all
     assert worker.infer_rows([[1] * 4]).revision == REVISION_1
     second = worker.host_pids()
     assert first != second, "it had been unloaded"
+    worker.desire(bad, window="w2")
+    over = time.monotonic() + 1.0
+    while time.monotonic() < over:
+        assert worker.get("/v2/health/ready").status == 200, "the same again is not worth another outage"
+    assert worker.host_pids() == second
     worker.desire(engines[2])
     worker.wait_routed(engines[2].manifest_digest)
     assert worker.infer_rows([[1] * 4]).revision == REVISION_3

@@ -14,7 +14,8 @@ _SLOWEST_RETRY_SECONDS = 60.0
 
 class Entry:
     """`engine`: None until it is loaded, and again after it was unloaded. `due`: when to try (monotonic); None: not by
-    itself. `rests`: it is left unloaded, or was unloaded, since memory holds one engine less than is wanted."""
+    itself. `rests`: it is left unloaded, or was unloaded, since memory holds one engine less than is wanted.
+    `outage`: when it failed last, what answered had been unloaded for it."""
 
     def __init__(self, artifact: SignedArtifact, role: Role) -> None:
         self.artifact = artifact
@@ -27,6 +28,7 @@ class Entry:
         self.tries = 0
         self.due: float | None = 0.0
         self.rests = False
+        self.outage = False
 
     @property
     def digest(self) -> str:
@@ -62,9 +64,10 @@ class Entry:
         self.state, self.reason, self.message, self.rests = EngineState.FETCHING, NOT_RESIDENT, why, True
         self.due = 0.0 if again else None
 
-    def asked_anew(self) -> None:
-        """What failed or rests is tried again at once."""
-        if self.engine is None and (self.rests or self.state is EngineState.FAILED):
+    def asked_anew(self, *, changed: bool) -> None:
+        """What failed or rests is tried again at once; not at the cost of another outage, unless what is asked for has
+        `changed`."""
+        if self.engine is None and (self.rests or (self.state is EngineState.FAILED and (changed or not self.outage))):
             self.tries, self.due = 0, 0.0
 
     def report(self) -> EngineReport:

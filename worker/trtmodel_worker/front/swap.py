@@ -16,7 +16,7 @@ import functools
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from trtmodel_contract.control import (
     DesiredEngine,
@@ -93,8 +93,9 @@ class Swapper:
         good)."""
         for engine in model.engines:
             self._list(engine)
+        changed = self._wanted is None or replace(model, window=self._wanted.window) != self._wanted
         for entry in self._entries.values():
-            entry.asked_anew()
+            entry.asked_anew(changed=changed)
         self._wanted = model
         if model.window != self._windows.current:
             self._windows.roll(model.window)
@@ -270,6 +271,7 @@ class Swapper:
         """After what answered was unloaded for it, it is not tried again by itself: that would be an outage each
         time."""
         retreat = self.room.retreat
+        entry.outage = retreat is not None and retreat is not entry
         if retreat is not None and retreat is not entry:
             again, message = False, f"{message} (revision {retreat.artifact.revision} is loaded again)"
         entry.fail(reason, message, again=again)
