@@ -51,6 +51,7 @@ class Sample:
 class Visit:
     """One start of one server. `start_seconds`: until the first right answer; `pss_mib`: after the last cell."""
 
+    model: str
     start_seconds: float
     pss_mib: float
     samples: dict[Cell, Sample]
@@ -152,7 +153,7 @@ def visit(peer: Peer, setup: Setup, cells: Sequence[Cell], seconds: int, artifac
                 raise ServerError(f"{peer.name}, {cell}: {e!r}\n{running.tail()}") from None
             finally:
                 client.close()
-        return Visit(start_seconds, pss_mib(running.pids()), samples)
+        return Visit(setup.model.name, start_seconds, pss_mib(running.pids()), samples)
 
 
 def sample(running: Running, request: Request, clients: int, seconds: int, folder: Path) -> Sample:

@@ -52,7 +52,10 @@ class Result:
                 peer.name: {str(c): figures for c in self.cells if (figures := self.figures(peer, c)) is not None}
                 for peer in self.peers
             },
-            "starts": {p.name: self._starts(p) for p in self.peers if p.name in self.visits},
+            "starts": {
+                p.name: {m: found for m in self._models() if (found := self._starts(p, m)) is not None}
+                for p in self.peers
+            },
             "every_repetition": {
                 name: [{str(cell): asdict(sample) for cell, sample in visit.samples.items()} for visit in visits]
                 for name, visits in self.visits.items()
@@ -60,8 +63,13 @@ class Result:
             "scenarios": self.scenarios,
         }
 
-    def _starts(self, peer: Peer) -> dict[str, float]:
-        visits = self.visits[peer.name]
+    def _models(self) -> list[str]:
+        return list(dict.fromkeys(c.model for c in self.cells))
+
+    def _starts(self, peer: Peer, model: str) -> dict[str, float] | None:
+        visits = [v for v in self.visits.get(peer.name, []) if v.model == model]
+        if not visits:
+            return None
         return {
             "start_seconds": round(median(v.start_seconds for v in visits), 2),
             "pss_mib": round(median(v.pss_mib for v in visits), 1),
@@ -110,12 +118,15 @@ class Result:
             yield row
 
     def _start_table(self) -> Iterable[str]:
-        yield "| server | until the first right answer, s | memory after load, MiB (PSS) |"
-        yield "|---|---|---|"
+        """Until the first right answer, and memory after the load, shared pages divided by who shares them."""
+        yield "| server |" + "".join(f" {m}: first answer, s | {m}: memory, MiB (PSS) |" for m in self._models())
+        yield "|---|" + "---|---|" * len(self._models())
         for peer in self.peers:
-            if peer.name in self.visits:
-                found = self._starts(peer)
-                yield f"| {peer.title} | {found['start_seconds']:.1f} | {found['pss_mib']:.0f} |"
+            row = f"| {peer.title} |"
+            for model in self._models():
+                found = self._starts(peer, model)
+                row += " | |" if found is None else f" {found['start_seconds']:.1f} | {found['pss_mib']:.0f} |"
+            yield row
 
     def write(self, path: Path) -> None:
         """`path` without its suffix: .json and .md."""

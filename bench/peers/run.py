@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from datetime import datetime, timezone
+from http.client import HTTPException
 from pathlib import Path
 
 import models
@@ -130,10 +131,8 @@ def run(peers: Sequence[Peer], cells: Sequence[Cell], given: argparse.Namespace,
                 say(f"round {turn + 1}: {peer.name}, {group[0].model}")
                 try:
                     result.add(peer, visit(peer, setup, group, given.seconds, artifacts))
-                except (ServerError, LoadError, RuntimeError, AssertionError) as e:
-                    problems.append(
-                        f"{peer.title}, {group[0].model}, round {turn + 1}: {' '.join(str(e).split())[:400]}"
-                    )
+                except (ServerError, LoadError, RuntimeError, AssertionError, OSError, HTTPException) as e:
+                    problems.append(f"{peer.title}, {group[0].model}, round {turn + 1}: {short(str(e))}")
                     say(problems[-1])
     for name in given.scenarios:
         for peer in peers:
@@ -143,8 +142,8 @@ def run(peers: Sequence[Peer], cells: Sequence[Cell], given: argparse.Namespace,
             setup = Setup(made["magika"], body, given.parallel, given.deadline, folder / f"visit-{number}")
             try:
                 found = scenarios.ALL[name](peer, setup, artifacts)
-            except (ServerError, LoadError, RuntimeError, AssertionError, OSError) as e:
-                problems.append(f"{peer.title}, {name}: {' '.join(str(e).split())[:400]}")
+            except (ServerError, LoadError, RuntimeError, AssertionError, OSError, HTTPException) as e:
+                problems.append(f"{peer.title}, {name}: {short(str(e))}")
                 say(problems[-1])
             else:
                 result.scenarios.setdefault(name, {})[peer.name] = found
@@ -201,6 +200,12 @@ def about(
 def cpu() -> str:
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def short(text: str) -> str:
+    """Beginning and end, on one line, without this machine's paths."""
+    line = " ".join(text.replace(str(ROOT), ".").replace(str(Path.home()), "~").split())
+    return line if len(line) < 400 else f"{line[:120]} ... {line[-260:]}"
 
 
 def say(text: str) -> None:

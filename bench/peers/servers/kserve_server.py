@@ -20,6 +20,13 @@ class Onnx(Model):
         self.ready = True
         return True
 
+    def __getstate__(self) -> dict:  # several workers get the model by pickle: each loads its own session
+        return {k: v for k, v in self.__dict__.items() if k != "session"}
+
+    def __setstate__(self, state: dict) -> None:
+        self.__dict__.update(state)
+        self.load()
+
     def predict(self, payload: InferRequest, headers=None) -> InferResponse:  # noqa: ARG002
         array = self.session.run(None, {self.input: get_predict_input(payload)})[0]
         output = InferOutput(self.output, list(array.shape), from_np_dtype(array.dtype))

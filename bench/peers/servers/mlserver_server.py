@@ -26,8 +26,8 @@ if __name__ == "__main__":
     folder = Path(os.environ["BENCH_FOLDER"])
     server = {
         "host": "127.0.0.1", "http_port": settings.PORT, "grpc_port": int(os.environ["BENCH_PORT_2"]),
-        "metrics_port": int(os.environ["BENCH_PORT_3"]), "parallel_workers": int(os.environ["BENCH_WORKERS"]),
-        "debug": False,
+        "metrics_port": int(os.environ["BENCH_PORT_3"]),
+        "parallel_workers": settings.PARALLEL * int(os.environ["BENCH_WORKERS"]), "debug": False,
     }  # fmt: skip
     (folder / "settings.json").write_text(json.dumps(server))
     model = {"name": settings.NAME, "implementation": "mlserver_server.Onnx"}
