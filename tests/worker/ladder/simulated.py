@@ -22,7 +22,7 @@ import numpy as np
 from trtmodel_contract.identity import Profile, ShapeRange
 from trtmodel_contract.manifest import TensorSpec
 from trtmodel_worker.front.batching import Buckets
-from trtmodel_worker.front.calls import Batch, Call, Failed, Outputs
+from trtmodel_worker.front.calls import Attempt, Batch, Call, Failed, Outputs
 from trtmodel_worker.front.ladder import Overdue, Refused, RetryBudget
 from trtmodel_worker.front.lanes import LanePort
 from trtmodel_worker.front.regions import SharedArena
@@ -247,8 +247,8 @@ class PretendedHost:
             engine.arena.memory.array(out, F32, y.shape)[...] = y
             self._say(lane, answer_message(generation, 1_000_000, ((out, y.shape),)))
         elif isinstance(what, FailureClass):
-            if what is FailureClass.INVALID_INPUT:
-                engine.uncounted += len({int(v) for v in x[:, 0]})
+            if what is FailureClass.INVALID_INPUT and lane.attempt is not None:
+                engine.invalid.append(lane.attempt)
             self._say(lane, failure_message(generation, what, 1_000_000, what.name))
             if what is FailureClass.RECOVERABLE:
                 asyncio.get_running_loop().call_later(0.02, self._say, lane, rested_message(5))
@@ -296,7 +296,8 @@ class PretendedEngine:
         self.arena = world.arena
         self.stats = RevisionStats()
         self.hosts: list[PretendedHost] = []
-        self.deaths = self.idle_deaths = self.attempts = self.uncounted = 0
+        self.deaths = self.idle_deaths = self.attempts = 0
+        self.invalid: list[Attempt] = []
         self.drifted = False
         self.sizes: list[int] = []
         overdue = Overdue(0.0)
@@ -312,6 +313,11 @@ class PretendedEngine:
         self.scheduler.hosts_wanted = hosts
         for _ in range(hosts):
             self.start()
+
+    @property
+    def uncounted(self) -> int:
+        """Attempts that are no failures of the engine."""
+        return sum(attempt.uncounted for attempt in self.invalid)
 
     def _count(self, batch: Batch, sent: bool) -> bool:
         self.attempts += sent * len(batch.calls)

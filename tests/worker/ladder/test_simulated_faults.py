@@ -28,15 +28,17 @@ def sometimes(world: World, share: float, faults: tuple[object, ...]) -> Behave:
     return behave  # type: ignore[return-value]
 
 
-def up(world: World, topology: str, behave: Behave) -> None:
+def up(world: World, topology: str, behave: Behave, lanes: int = 2, buckets: tuple[int, ...] = ()) -> None:
     """`topology`: hosts of stable, and what helps."""
-    if topology.endswith("standby"):
-        world.engine("standby", 3.0, hosts=1, behave=behave)
-    hosts = int(topology[0])
-    world.engine("stable", 2.0, hosts=hosts, behave=behave, helper="standby" if topology.endswith("standby") else "")
+    helper = "standby" if topology.endswith("standby") else ""
+    if helper:
+        world.engine("standby", 3.0, hosts=1, lanes=lanes, buckets=buckets, behave=behave)
+    world.engine("stable", 2.0, hosts=int(topology[0]), lanes=lanes, buckets=buckets, behave=behave, helper=helper)
 
 
-async def traffic(world: World, count: int, *, cancels: float = 0.0, short: float = 0.0) -> None:
+async def traffic(
+    world: World, count: int, *, cancels: float = 0.0, short: float = 0.0, probes: float = 0.0, flips: float = 0.0
+) -> None:
     stable, choice = world.engines["stable"], world.choice
     for _ in range(count):
         seconds = choice.uniform(0.01, 1.0) if choice.random() < short else 60.0
@@ -47,6 +49,10 @@ async def traffic(world: World, count: int, *, cancels: float = 0.0, short: floa
             for host in engine.hosts:
                 if host.stopped is not None and choice.random() < 0.05:
                     host.wake()
+            if choice.random() < probes:
+                engine.scheduler.probe()
+            if choice.random() < flips:  # another host has found out something else
+                engine.scheduler.batchable = not engine.scheduler.batchable
         if choice.random() < 0.5:
             await asyncio.sleep(choice.expovariate(1 / 0.004))
     for engine in world.engines.values():
@@ -68,6 +74,22 @@ def test_whatever_fails_each_request_ends_once_and_no_answer_is_wrong(topology: 
         with world(seed) as w:
             up(w, topology, sometimes(w, 0.15, EVERYTHING))
             await traffic(w, 150, cancels=0.1, short=0.2)
+            await w.settle()
+            w.check()
+
+    simulate(run())
+
+
+@pytest.mark.parametrize("topology", ["1", "3", "1 and standby", "2 and standby"])
+@many
+@given(SEEDS, st.sampled_from([0.0, 0.01]), st.sampled_from([(), (4, 8), (2, 3)]), st.sampled_from([5, 1000]))
+def test_the_same_holds_with_delays_probes_sizes_that_are_padded_to_short_queues_and_rows_that_turn_out_dependent(
+    topology: str, seed: int, delay: float, buckets: tuple[int, ...], limit: int
+) -> None:
+    async def run() -> None:
+        with world(seed, delay=delay, queue_limit=limit) as w:
+            up(w, topology, sometimes(w, 0.1, EVERYTHING), w.choice.randint(1, 2), buckets)
+            await traffic(w, 150, cancels=0.1, short=0.1, probes=0.05, flips=0.02)
             await w.settle()
             w.check()
 

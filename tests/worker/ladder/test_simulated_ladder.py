@@ -222,6 +222,35 @@ def test_a_host_that_was_killed_from_outside_leaves_no_suspect() -> None:
     run(story)
 
 
+def test_a_request_whose_host_was_killed_is_no_more_guilty_than_others_at_the_next_death() -> None:
+    async def story(w: World) -> None:
+        engine = w.engine(hosts=2, lanes=1, behave=on_values({32}, "crash"))
+        innocent = w.send(engine)
+        await asyncio.sleep(0.0005)
+        host = next(lane.host for lane in engine.scheduler._lanes.all if lane.attempt is not None)
+        for other in engine.hosts:
+            if other is not host:
+                other.die(guilty=False)
+        host.die(guilty=False)
+        poison = w.send(engine)  # they run together, once a host is there
+        await w.settle()
+        assert innocent.call.deaths == 1
+        assert (len(innocent.answers), [f.status for f in poison.failures]) == (1, [500])
+
+    run(story)
+
+
+@pytest.mark.parametrize(("hosts", "lanes"), [(1, 1), (1, 2), (2, 1)])
+def test_an_idle_engine_is_probed_however_few_lanes_it_has(hosts: int, lanes: int) -> None:
+    async def story(w: World) -> None:
+        engine = w.engine(hosts=hosts, lanes=lanes)
+        engine.scheduler.probe()
+        await w.settle()
+        assert engine.stats.probes == (1 if hosts == 1 else 2 - 1)
+
+    run(story)
+
+
 @pytest.mark.parametrize("hosts", [1, 2, 3])
 def test_one_request_that_crashes_every_host_it_meets_fails_alone(hosts: int) -> None:
     async def story(w: World) -> None:

@@ -40,12 +40,13 @@ class Failed(Exception):
 
 class Call:
     """One request. `on_answer` gets the engine that answered: it need not be the one that was asked. `key`: calls with
-    the same one may run together; None: this one runs alone. `mirror`: where attempts of a shadow request are counted,
-    None for any other. Nobody waits for a shadow: it runs alone, and once."""
+    the same one may run together; None: this one runs alone. `deaths` of hosts that it may have been the reason of,
+    `kills` of others that had it. `mirror`: where attempts of a shadow request are counted, None for any other. Nobody
+    waits for a shadow: it runs alone, and once."""
 
     __slots__ = (
-        "alone", "bodies", "deadline", "deaths", "done", "key", "mirror", "on_answer", "on_failure", "queue", "rows",
-        "shapes", "since", "tries",
+        "alone", "bodies", "deadline", "deaths", "done", "key", "kills", "mirror", "on_answer", "on_failure", "queue",
+        "rows", "shapes", "since", "tries",
     )  # fmt: skip
 
     def __init__(
@@ -66,10 +67,16 @@ class Call:
         self.alone = False
         self.tries = 0
         self.deaths = 0
+        self.kills = 0
         self.done = False
         self.queue: Waiting | None = None
         self.mirror: Counters | None = None
         self.since = time.monotonic()
+
+    @property
+    def ran(self) -> bool:
+        """It was with a host already."""
+        return bool(self.tries or self.deaths or self.kills)
 
     def cancel(self) -> None:
         """The client is gone: nobody waits for the answer, and its place is free."""

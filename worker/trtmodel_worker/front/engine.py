@@ -163,7 +163,7 @@ class Engine:
             self.scheduler.suspend(host)
         await asyncio.gather(*(host.end() for host in self._living))
         for host in self._living:
-            self.scheduler.remove(host, count_death=False)
+            self.scheduler.remove(host, count_death=False, guilty=False)
         if self._ticker is not None:
             self._ticker.cancel()
         self.scheduler.fail_waiting("the engine was released")

@@ -93,7 +93,8 @@ class Outcomes:
         if batch.suspect:
             self._suspects.running = False
         for call in batch.calls:
-            call.deaths += 1
+            call.deaths += guilty
+            call.kills += not guilty
         if batch.answered or batch.attempts:  # or a hedge still runs
             return
         batch.answered = True
@@ -102,12 +103,13 @@ class Outcomes:
         for call in batch.calls:
             if call.done:
                 continue
-            if call.deaths < limit and call.mirror is None:
+            died = call.deaths if guilty else call.kills
+            if died < limit and call.mirror is None:
                 again.append(call)
                 continue
             if guilty and call.mirror is None:
                 self._refused.add(call.digest(), time.monotonic())
-            call.fail(Failed(500, f"{call.deaths} engine hosts died while they ran this request"))
+            call.fail(Failed(500, f"{died} engine hosts died while they ran this request"))
         self._stats.replays += len(again)
         if guilty:
             self._suspects.extend(again)

@@ -160,14 +160,14 @@ class Scheduler:
         """Requests of another engine that cannot answer them. Those that were with a host already come first."""
         for call in calls:
             self._group(call)
-            if call.deaths or call.tries:
+            if call.ran:
                 continue
             if len(self._waiting) >= self._rules.queue_limit:
                 self._stats.refused += 1
                 call.fail(Failed(503, f"{self._rules.queue_limit} requests wait for a lane already: try again later"))
             else:
                 self._waiting.push(call)
-        self._again([call for call in calls if call.deaths or call.tries])
+        self._again([call for call in calls if call.ran])
 
     def fail_waiting(self, message: str) -> None:
         """No lane will come: whoever waits learns it now."""
@@ -218,10 +218,12 @@ class Scheduler:
         self._pump()
 
     def probe(self) -> None:
-        """One idle lane of each host proves itself again, if nothing waits and another lane is free meanwhile."""
+        """One idle lane of each host proves itself again, if nothing waits and, where there are others, another one is
+        free meanwhile."""
         hosts: set[int] = set()
+        fewest = min(2, self.lanes)
         for lane in list(self._lanes.free):
-            if len(self._waiting) or len(self._lanes.free) < 2 or id(lane.host) in hosts:
+            if len(self._waiting) or len(self._lanes.free) < fewest or id(lane.host) in hosts:
                 continue
             hosts.add(id(lane.host))
             generation = next(_generations)
