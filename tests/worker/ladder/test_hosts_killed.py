@@ -79,7 +79,7 @@ def test_of_two_hosts_one_is_stopped_and_wakes_up_late(start_worker: Start, oper
 
 def test_a_host_that_stays_stopped_is_replaced(start_worker: Start, operator: Operator, bucket: Bucket) -> None:
     worker = serve(
-        start_worker, operator, bucket, {"work": 0.002}, TRTMODEL_HOSTS="2", TRTMODEL_HANG_SECONDS="0.5"
+        start_worker, operator, bucket, {"work": 0.002}, TRTMODEL_HOSTS="2", TRTMODEL_HANG_SECONDS="2"
     ).worker
     with Clients(worker.port, BOTH, 6, pause=0.002) as clients:
         clients.wait_for(20)
@@ -112,7 +112,7 @@ def test_while_the_only_host_is_replaced_the_standby_answers(
 def test_while_the_only_host_is_stopped_the_standby_answers(
     start_worker: Start, operator: Operator, bucket: Bucket
 ) -> None:
-    worker, standby = with_standby(start_worker, operator, bucket, TRTMODEL_HANG_SECONDS="1")
+    worker, standby = with_standby(start_worker, operator, bucket, TRTMODEL_HANG_SECONDS="2")
     with Clients(worker.port, BOTH, 4, rows=(1, 2, 3), pause=0.003) as clients:
         for turn in range(3):
             lanes_are(worker, 2)
