@@ -25,7 +25,7 @@ _MOST_CALLS = 4096  # at once; more get RESOURCE_EXHAUSTED
 _MESSAGE_ROOM = 1 << 20  # a message's own bytes beside its tensors: the front judges the tensors' size itself
 # A connection is asked to leave after this part of the time to finish (10 % more or less): so each one was asked while
 # calls were still accepted when that time is over, and clients behind a Service come to know new workers.
-_AGE, _AGE_AT_MOST = 0.6, 0.7
+_AGE, _AGE_AT_MOST = 0.5, 0.7
 _QUIET_SECONDS = 1.0  # who called within it may be about to call again
 
 
