@@ -32,6 +32,7 @@ POINTER_FILE = "pointer.json"
 POINTER_SIGNATURE_FILE = "pointer.sig.json"
 KEYS_FILE = "keys.json"
 NOT_RESIDENT = "NotResident"
+DEVICE_LOST = "DeviceLost"
 
 
 class Role(str, enum.Enum):
@@ -121,7 +122,8 @@ class EngineState(str, enum.Enum):
 @dataclass(frozen=True)
 class EngineReport:
     """One engine of a worker. `message` says why it failed. `deaths` counts hosts that ended unasked. `Fetching` with
-    the reason `NOT_RESIDENT` is no failure: memory is to hold one engine, and this is not the one that answers now."""
+    the reason `NOT_RESIDENT` is no failure: memory is to hold one engine, and this is not the one that answers now. The
+    reason `DEVICE_LOST` says nothing about the engine: no other could be loaded there either."""
 
     revision: str
     manifest_digest: str

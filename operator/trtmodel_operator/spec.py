@@ -28,6 +28,7 @@ from trtmodel_operator.model import (
     Target,
     VerifySpec,
 )
+from trtmodel_operator.units import quantity
 
 RUNTIMES = ("TensorRT", "ONNXRuntime")
 PRECISIONS = ("FP32", "FP16", "BF16", "INT8", "FP8")
@@ -43,6 +44,7 @@ COMMAND_LENGTH = 200  # bounds what is remembered of a command, also of one that
 RESERVED_KEYS = ("trtmodel.io/", "app.kubernetes.io/")
 RESERVED_ENV = ("POD_NAME", "POD_UID", "POD_NAMESPACE", "NODE_NAME")
 RESERVED_ENV_PREFIX = "TRTMODEL_"
+_DEVICES, _WHOLE_GPU = "nvidia.com/", "nvidia.com/gpu"
 _POD_SETTINGS = {
     "labels": Mapping,
     "annotations": Mapping,
@@ -61,6 +63,7 @@ def parse(spec: object) -> Spec:
     """The Spec from the `spec` of a TRTModel. Raises SpecError."""
     root = Node(spec, "spec")
     source, storage = root.child("source"), root.child("storage")
+    _one_device_each(root)
     return Spec(
         source_uri=source.text("uri", required=True),
         source_pin=source.text("sha256"),
@@ -149,6 +152,21 @@ def _target(node: Node, gpus: int) -> Target:
         node_selector=node.texts("nodeSelector"),
         tolerations=tuple(t.value for t in node.items("tolerations")),
     )
+
+
+def _one_device_each(root: Node) -> None:
+    """A process can use one MIG slice only, and an engine takes one GPU: more would be paid for and idle. A slice is
+    asked for as any other resource, by the name that the node has for it. Raises SpecError."""
+    gpus = max(target.gpus for target in _targets(root))
+    for node in (root.child("build").child("resources"), root.child("serving").child("pod").child("resources")):
+        asked = {**node.child("requests").value, **node.child("limits").value}
+        named = {key: quantity(str(asked[key])) or 0 for key in asked if key.startswith(_DEVICES) and key != _WHOLE_GPU}
+        if named and sum(named.values()) + gpus > 1:
+            what = f"{' and '.join(sorted(named))}, and {gpus} of {_WHOLE_GPU} by spec.targets"
+            raise SpecError(
+                f"{node.path}.limits: {what}, where a worker and a build use one device each: ask for one slice, and "
+                "set gpus to 0 in spec.targets"
+            )
 
 
 def _build(node: Node) -> BuildSpec:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from trtmodel_contract.control import AttemptCounts, EngineState
+from trtmodel_contract.control import DEVICE_LOST, AttemptCounts, EngineState
 from trtmodel_contract.gate import WORST_FIRST, Verdict
 from trtmodel_contract.jobs import Reason
 
@@ -15,10 +15,11 @@ from trtmodel_operator.decide.workers import holders, new_window, was_told
 from trtmodel_operator.model import AnalysisSpec, Deployed, ObservedWorker, StepMemory
 
 # Faults of the environment say nothing about the engine. The worker tries again, and is waited for until the deadline.
-# The last ones are the worker's own: keys that are not mounted yet, a pointer that is not, a process that cannot start.
+# The last ones are the worker's own: keys that are not mounted yet, a pointer that is not, a process that cannot start,
+# a device or a driver that nothing can be loaded on any more.
 ENVIRONMENT = {
     *(r.value for r in (Reason.STORAGE_UNAVAILABLE, Reason.ACCESS_DENIED, Reason.BUCKET_NOT_FOUND, Reason.NO_SPACE)),
-    *("SignatureInvalid", "NotStarted", "HostNotStarted"),
+    *("SignatureInvalid", "NotStarted", "HostNotStarted", DEVICE_LOST),
 }
 FAILING_LOOKS = 2  # at the latency: one may be a neighbour's doing
 

@@ -135,6 +135,18 @@ def test_what_follows_a_refusal_that_ends_the_connection_is_not_run(start: Start
     assert "Traceback" not in worker.tail()
 
 
+def test_what_follows_the_last_request_of_a_connection_is_dropped_whatever_it_is(start: Start) -> None:
+    worker = start()
+    last = WHOLE.replace(b"Host: m\r\n", b"Host: m\r\nConnection: close\r\n")
+    for rest in (b"\0\0\0 this is not HTTP\r\n\r\n", WHOLE, b"GET / HTTP/9.9\r\n\r\n"):
+        with connect(worker) as s:
+            s.sendall(last + rest)
+            said = read_until(s, lambda _: False)
+        assert said.startswith(b"HTTP/1.1 200 ")
+        assert said.count(b"HTTP/1.1") == 1
+    assert "Traceback" not in worker.log.read_text()
+
+
 def test_idle_connections_give_way_before_descriptors_run_out(
     start_worker: Start, operator: Operator, bucket: Bucket
 ) -> None:

@@ -17,6 +17,8 @@
 "drifting": path                     answers are wrong in the processes whose ids are in this file
 "record": path                       the shape of the first input is written there, a line for each run
 "lanes": how many lanes can be made
+"sick": {"path": p, ...}             while that file is there: {"run": do} fails each run so, {"proof": do} those of
+                                     warm-up, self-test and probe (inputs of 2 at most), {"load": do} each load
 """
 
 from __future__ import annotations
@@ -52,6 +54,7 @@ class TestRuntime:
         time.sleep(behaviour.get("load", 0.0))
         if behaviour.get("refuse"):
             raise CannotLoad(behaviour["refuse"])
+        sicken(behaviour, "load")
         return TestEngine(behaviour)
 
 
@@ -85,6 +88,8 @@ class TestLane:
     def run(self, inputs, allocate):
         behaviour = self.engine.behaviour
         arrays = [inputs[s.name] for s in self.engine.inputs]
+        if "sick" in behaviour:
+            sicken(behaviour, "run" if arrays[0].size and arrays[0].flat[0] > 2 else "proof")
         fault = behaviour.get("fault")
         if fault and arrays[0].size and self.is_meant(fault, arrays[0]):
             answer = self.fail(fault["do"], allocate)
@@ -174,6 +179,19 @@ class TestLane:
 
             lanes.answer_message = lie(lanes.answer_message)
         return
+
+
+SICK = {
+    "sticky": Sticky("an illegal memory access was encountered"),
+    "lost": DeviceLost("unknown error of the device"),
+    "mismatch": DeviceLost("driver/library version mismatch"),
+}
+
+
+def sicken(behaviour, where):
+    sick = behaviour.get("sick", {})
+    if where in sick and Path(sick["path"]).exists():
+        raise SICK[sick[where]]
 
 
 def lie(honest):

@@ -28,13 +28,17 @@ from trtmodel_contract.jobs import CalibrationRequest, DataSet, Reason
 from trtmodel_worker.builder import gate, golden
 from trtmodel_worker.builder.dataset import DataSetFile, calibration_batches
 from trtmodel_worker.engines import registry
-from trtmodel_worker.engines.base import CannotLoad, Engine, EngineError
+from trtmodel_worker.engines.base import CannotLoad, Engine, EngineError, OutOfMemory
 from trtmodel_worker.engines.building import CalibrationData, Graph, Rejected
 from trtmodel_worker.engines.onnxruntime.machine import cpu_quota
 from trtmodel_worker.lifetime import end_with_parent
 
 CALIBRATION_ROWS = 4  # small: a calibrator holds every activation of a batch
 LANES = 2
+_MORE = (
+    "If that comes again: raise spec.build.resources.limits.memory, with TensorRT also spec.engine.workspace, or build "
+    "where nothing else uses the device"
+)
 
 log = logging.getLogger("trtmodel.stage")
 
@@ -175,8 +179,13 @@ def main(arguments: list[str]) -> int:
         answer = STAGES[stage](request)
     except Rejected as e:
         answer = Answer(rejected=e.reason, message=e.message)
+    except (OutOfMemory, MemoryError) as e:
+        answer = Answer(
+            rejected=Reason.BUILD_FAILED, message=f"memory ran out in stage {stage}: {e or 'no details'}. {_MORE}"
+        )
     except (CannotLoad, EngineError) as e:
-        answer = Answer(rejected=Reason.BUILD_FAILED, message=f"the engine was built but fails to {stage}: {e}")
+        what = "the engine could not be built" if stage == "build" else f"the engine was built but fails to {stage}"
+        answer = Answer(rejected=Reason.BUILD_FAILED, message=f"{what}: {e}")
     partial = Path(f"{answer_path}.part")
     partial.write_bytes(dumps(replace(answer, message=answer.message.encode("utf-8", "replace").decode())))
     partial.replace(answer_path)

@@ -352,7 +352,10 @@ class Connection(asyncio.BufferedProtocol):
         return None
 
     def _break_off(self, refusal: Refusal) -> None:
-        """What comes on this connection makes no sense, or nothing comes."""
+        """What comes on this connection makes no sense, or nothing comes. After its last request nothing has to make
+        sense: the connection ends with that one's answer."""
+        if self._last_came:
+            return
         self._refuse(self._incoming or Request(self, b"", b"", {}), refusal)
 
     def _refuse(self, request: Request, refusal: Refusal) -> None:

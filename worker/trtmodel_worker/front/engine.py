@@ -12,7 +12,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from trtmodel_contract.control import EngineState
+from trtmodel_contract.control import DEVICE_LOST, EngineState
 from trtmodel_contract.manifest import Manifest
 
 from trtmodel_worker.front.batching import Buckets
@@ -55,8 +55,9 @@ class EngineSettings:
 
 class Engine:
     """One manifest, loaded. `state` and `deaths` are for the report; `routed` says whether a death is a failed
-    attempt. `fallback`: the engine that answers when no host of this one can, None if there is none;
-    `hedges_elsewhere`: it also takes what is overdue here."""
+    attempt. `device_lost`: the last host that was started found no device that it could use. `fallback`: the engine
+    that answers when no host of this one can, None if there is none; `hedges_elsewhere`: it also takes what is overdue
+    here."""
 
     def __init__(
         self,
@@ -85,6 +86,7 @@ class Engine:
         self.hedges_elsewhere = False
         self.lanes = settings.lanes
         self.deaths = 0
+        self.device_lost = False
         self.on_change: Callable[[], None] = lambda: None
         self.fallback: Callable[[], Engine | None] = lambda: None
         self._payload = payload
@@ -210,13 +212,14 @@ class Engine:
                     replacement = await self._restart()
                 except HostFailed as e:
                     failures += 1
+                    self.device_lost = e.reason == DEVICE_LOST
                     text = f"its host could not be started again: {e.message}"
                     log.error("%s: %s", self.revision, text)
                 except Exception as e:
                     failures += 1
                     text = f"its host could not be started again: {type(e).__name__}: {e}"
                     log.exception("%s: %s", self.revision, text)
-            host, born = replacement, time.monotonic()
+            host, born, self.device_lost = replacement, time.monotonic(), False
 
     async def _restart(self) -> EngineHost:
         other = self._elsewhere()

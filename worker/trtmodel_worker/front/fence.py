@@ -10,7 +10,13 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from trtmodel_contract.control import DesiredState, Fence
+from trtmodel_contract.codec import DocumentError
+from trtmodel_contract.control import DesiredModel, DesiredRequest, DesiredState, Fence
+
+_MOST_SEQUENCE = 1 << 53  # JSON's numbers are exact so far
+_MOST_TTL_SECONDS = 86_400
+_MOST_WINDOW_CHARACTERS = 256
+_MOST_ENGINES = 16
 
 
 @dataclass(frozen=True)
@@ -48,3 +54,23 @@ def judge_request(held: Held | None, uid: str, desired: DesiredState) -> Ruling:
 
 def pointer_counts(held: Held | None, sequence: int) -> bool:
     return held is None or sequence > held.fence.sequence
+
+
+def check(request: DesiredRequest, model: DesiredModel) -> None:
+    """Raises DocumentError for what makes no sense, or would be held and shown in every report without bound."""
+    bounds = (
+        ("fence.sequence", request.desired.fence.sequence, 0, _MOST_SEQUENCE),
+        ("candidateTtlSeconds", request.candidate_ttl_seconds, 1, _MOST_TTL_SECONDS),
+        ("length of window", len(model.window), 0, _MOST_WINDOW_CHARACTERS),
+        ("number of engines", len(model.engines), 1, _MOST_ENGINES),
+    )
+    for what, value, low, high in bounds:
+        if not low <= value <= high:
+            raise DocumentError(f"{what} must be between {low} and {high}")
+    listed = {engine.artifact.manifest_digest for engine in model.engines}
+    routes = model.routes
+    if routes.stable not in listed or (routes.candidate and routes.candidate not in listed):
+        raise DocumentError("routes name an engine that is not listed")
+    for what, share in (("weight", routes.weight), ("shadow", routes.shadow)):
+        if not 0 <= share <= 100:
+            raise DocumentError(f"{what} is a percentage, not {share}")

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trtmodel_contract.codec import DocumentError, decode, dumps, loads
+from trtmodel_contract.control import DEVICE_LOST
 from trtmodel_contract.exitcodes import HostExit
 from trtmodel_contract.identity import LoadKey
 from trtmodel_contract.manifest import Manifest
@@ -221,7 +222,7 @@ class EngineHost:
         except DocumentError:
             refused = loads(Refused, data)
             await self.exited
-            raise HostFailed(refused.reason, refused.message, refused=True) from None
+            raise HostFailed(refused.reason, refused.message, refused=refused.reason != DEVICE_LOST) from None
 
     def keep(self, lanes: int) -> None:
         """Only the first `lanes` of them serve."""

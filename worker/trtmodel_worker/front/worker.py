@@ -11,7 +11,6 @@ import time
 from trtmodel_contract.codec import DocumentError
 from trtmodel_contract.control import (
     BootPointer,
-    DesiredModel,
     DesiredRequest,
     EngineState,
     Fence,
@@ -27,7 +26,7 @@ from trtmodel_worker.front import ladder
 from trtmodel_worker.front import pointer as pointers
 from trtmodel_worker.front.artifacts import Artifacts, Refused, authorize
 from trtmodel_worker.front.engine import Engine, EngineSettings
-from trtmodel_worker.front.fence import Held, Ruling, judge_request, pointer_counts
+from trtmodel_worker.front.fence import Held, Ruling, check, judge_request, pointer_counts
 from trtmodel_worker.front.hostproc import HostFailed, Hosts, Machine, Payload
 from trtmodel_worker.front.memory import Free, HostMemory
 from trtmodel_worker.front.reading import Reading
@@ -48,14 +47,15 @@ KEPT_STATS = 16
 MOST_LANES = 8  # that contexts: Auto chooses
 _DESCRIBE_RETRY_SECONDS = 5.0
 _TRAFFIC_SECONDS = 1.0
-_MOST_SEQUENCE = 1 << 53  # JSON's numbers are exact so far
-_MOST_TTL_SECONDS = 86_400
-_MOST_WINDOW_CHARACTERS = 256
-_MOST_ENGINES = 16
+_DEVICE_SECONDS = 1.0
 
 
 class NotYet(Exception):
     """A request came before the worker knows where its artifacts are."""
+
+
+class DeviceGone(Exception):
+    """Nothing answers here any more, and nothing will in this container."""
 
 
 class Worker:
@@ -105,12 +105,13 @@ class Worker:
         await self._watch.look()
 
     async def run(self) -> None:
-        """Learn what can be loaded here, and follow the mounted files. Until cancelled."""
+        """Learn what can be loaded here, and follow the mounted files. Until cancelled. Raises DeviceGone."""
         tasks = [
             asyncio.create_task(self._watch.run(), name="mounts"),
             asyncio.create_task(self.swapper.run(), name="swap"),
             asyncio.create_task(self._describe(), name="describe"),
             asyncio.create_task(self._watch_traffic(), name="traffic"),
+            asyncio.create_task(self._watch_device(), name="device"),
         ]
         try:
             # Not gather: its children would be cancelled twice, and the second time ends the release of the engines.
@@ -129,6 +130,15 @@ class Worker:
         while True:
             self._batches_before = (self._batches_before[1], self._batches())
             await asyncio.sleep(_TRAFFIC_SECONDS)
+
+    async def _watch_device(self) -> None:
+        """A container that lost its device (its device rules are dropped when a daemon of the node reloads) never gets
+        it back: another one does."""
+        while True:
+            engine = self.swapper.standing
+            if engine is not None and engine.device_lost and engine.state is EngineState.FAILED and not engine.answers:
+                raise DeviceGone(f"{engine.message}: this worker ends, so that its container is made anew")
+            await asyncio.sleep(_DEVICE_SECONDS)
 
     def _batches(self) -> int:
         return sum(stats.batches for stats in self.stats.values())
@@ -181,7 +191,7 @@ class Worker:
         model = request.desired.models.get(self.model.name)
         if model is None or len(request.desired.models) != 1:
             raise DocumentError(f"desired.models must hold {self.model.name!r} and nothing else")
-        _check(request, model)
+        check(request, model)
         if self._pointer is None:
             raise NotYet("no pointer was mounted yet, so this worker does not know where its artifacts are")
         if ruling is Ruling.RENEW:
@@ -370,23 +380,3 @@ class Worker:
                 )
             },
         )
-
-
-def _check(request: DesiredRequest, model: DesiredModel) -> None:
-    """Raises DocumentError for what makes no sense, or would be held and shown in every report without bound."""
-    bounds = (
-        ("fence.sequence", request.desired.fence.sequence, 0, _MOST_SEQUENCE),
-        ("candidateTtlSeconds", request.candidate_ttl_seconds, 1, _MOST_TTL_SECONDS),
-        ("length of window", len(model.window), 0, _MOST_WINDOW_CHARACTERS),
-        ("number of engines", len(model.engines), 1, _MOST_ENGINES),
-    )
-    for what, value, low, high in bounds:
-        if not low <= value <= high:
-            raise DocumentError(f"{what} must be between {low} and {high}")
-    listed = {engine.artifact.manifest_digest for engine in model.engines}
-    routes = model.routes
-    if routes.stable not in listed or (routes.candidate and routes.candidate not in listed):
-        raise DocumentError("routes name an engine that is not listed")
-    for what, share in (("weight", routes.weight), ("shadow", routes.shadow)):
-        if not 0 <= share <= 100:
-            raise DocumentError(f"{what} is a percentage, not {share}")

@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import NoReturn
 
 from trtmodel_contract.codec import dumps, encode, loads
+from trtmodel_contract.control import DEVICE_LOST
 from trtmodel_contract.exitcodes import HostExit
 from trtmodel_contract.manifest import Manifest, TensorSpec
 
-from trtmodel_worker.engines.base import CannotLoad, Engine, EngineError, Lane
+from trtmodel_worker.engines.base import CannotLoad, DeviceLost, Engine, EngineError, Lane
 from trtmodel_worker.engines.registry import runtime
 from trtmodel_worker.host.arena import Arena
 from trtmodel_worker.host.counting import fewest_lanes
@@ -61,11 +62,11 @@ def serve(config_fd: int) -> NoReturn:
     _die_with(config.parent_pid)
     control = socket.socket(fileno=config.control_fd)
     try:
-        ready, lanes = _prepare(config)
+        ready, lanes = _prepare_or_refuse(config)
     except _Refusal as e:
         log.error("%s: %s", e.reason, e)
         control.send(dumps(Refused(e.reason, str(e)[:MAX_TEXT_BYTES])))
-        os._exit(HostExit.CANNOT_LOAD)
+        os._exit(HostExit.DEVICE_LOST if e.reason == DEVICE_LOST else HostExit.CANNOT_LOAD)
     threads = [threading.Thread(target=lane.run, name=f"lane-{i}") for i, lane in enumerate(lanes)]
     stop, stopped = os.pipe()
     os.set_blocking(stopped, False)
@@ -83,6 +84,14 @@ def serve(config_fd: int) -> NoReturn:
     os._exit(HostExit.DONE)
 
 
+def _prepare_or_refuse(config: HostConfig) -> tuple[Ready, list[LaneServer]]:
+    """Raises _Refusal. A device that is not there is the node's fault, at whatever step it shows, not the engine's."""
+    try:
+        return _prepare(config)
+    except DeviceLost as e:
+        raise _Refusal(DEVICE_LOST, f"the device cannot be used: {e}") from e
+
+
 def _prepare(config: HostConfig) -> tuple[Ready, list[LaneServer]]:
     manifest = loads(Manifest, config.manifest)
     goldens = [_read(fd, size) for fd, size in zip(config.golden_fds, config.golden_sizes, strict=True)]
@@ -95,6 +104,8 @@ def _prepare(config: HostConfig) -> tuple[Ready, list[LaneServer]]:
         timings = warm(lanes, manifest, config.buckets, pace)
         if config.auto:
             lanes = _worth_it(lanes, manifest, config, timings)
+    except DeviceLost:
+        raise
     except Exception as e:
         raise _Refusal("WarmUpFailed", f"warm-up failed: {type(e).__name__}: {e}") from e
     warmed = time.perf_counter()
@@ -148,6 +159,8 @@ def _load(config: HostConfig, manifest: Manifest, plan: memoryview) -> tuple[Lan
         return maker, [maker.make() for _ in config.lane_fds]
     except (CannotLoad, ValueError, ImportError) as e:
         raise _Refusal("CannotLoad", str(e)) from e
+    except DeviceLost:
+        raise
     except (EngineError, MemoryError) as e:
         raise _Refusal("CannotLoad", f"{type(e).__name__}: {e}") from e
 

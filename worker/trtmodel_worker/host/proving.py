@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from trtmodel_contract.manifest import Golden, Manifest, TensorSpec
 
-from trtmodel_worker.engines.base import DTYPES, Array, Lane, allocate_anew
+from trtmodel_worker.engines.base import DTYPES, Array, DeviceLost, Lane, allocate_anew
 from trtmodel_worker.host.pace import Pace
 
 
@@ -37,12 +37,14 @@ def read_samples(manifest: Manifest, goldens: Sequence[bytes]) -> tuple[Sample, 
 def self_test(
     lanes: Sequence[Lane], samples: Sequence[Sample], outputs: Sequence[TensorSpec], pace: Pace | None = None
 ) -> None:
-    """Compare every lane with what the built engine answered. Raises SelfTestFailed."""
+    """Compare every lane with what the built engine answered. Raises SelfTestFailed, DeviceLost."""
     pace = pace or Pace()
     for sample in samples:
         for number, lane in enumerate(lanes):
             try:
                 found, _ = pace.run(lane.run, sample.inputs, allocate_anew)
+            except DeviceLost:
+                raise
             except Exception as e:
                 raise SelfTestFailed(f"lane {number} failed on golden sample {sample.name}: {e}") from e
             for fault in compare(sample.outputs, found, sample.tolerances, outputs):

@@ -17,7 +17,15 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 from trtmodel_contract.manifest import Manifest, TensorSpec
 
-from trtmodel_worker.engines.base import Array, InvalidInput, Lane, OutOfMemory, Recoverable, allocate_anew
+from trtmodel_worker.engines.base import (
+    Array,
+    DeviceLost,
+    InvalidInput,
+    Lane,
+    OutOfMemory,
+    Recoverable,
+    allocate_anew,
+)
 from trtmodel_worker.host.pace import Pace
 from trtmodel_worker.host.proving import Sample, SelfTestFailed, compare
 from trtmodel_worker.host.warming import batch_range
@@ -53,6 +61,8 @@ def why_not_batchable(lane: Lane, manifest: Manifest, samples: Sequence[Sample],
         return str(e)
     except (InvalidInput, Recoverable, OutOfMemory) as e:
         return f"the engine failed on golden rows in another order: {e}"
+    except DeviceLost:
+        raise
     except Exception as e:
         raise SelfTestFailed(f"the engine failed on golden rows in another order: {e}") from e
     return ""
