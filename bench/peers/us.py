@@ -106,7 +106,11 @@ class OurServer:
         return self._worker.tail() if self._worker.log.exists() else ""
 
     def new_version(self) -> None:
-        old, new = self._signed(1), self._signed(2)
+        self.change(1, 2)
+
+    def change(self, former: int, to: int) -> None:
+        """Version `former` serves; swap to the other one, and keep it as standby."""
+        old, new = self._signed(former), self._signed(to)
         answer = self._worker.desire(old, new)
         if answer.status != 200:
             raise RuntimeError(f"the worker refused: {answer.status} {answer.body[:200]!r}")

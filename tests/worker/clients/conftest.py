@@ -91,6 +91,7 @@ def perf_analyzer() -> Callable[..., str]:
 
 
 def _libb64(directory: Path) -> None:
+    _tool("apt-get", "update", "--quiet")
     _tool("apt-get", "download", "--quiet", "libb64-0d", cwd=directory)
     _tool("dpkg-deb", "-x", str(next(directory.glob("libb64*.deb"))), str(directory / "deb"))
     (directory / "libb64").symlink_to(next((directory / "deb").rglob("libb64.so*")).parent)

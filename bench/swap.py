@@ -1,0 +1,135 @@
+"""What clients feel of a change of engines: open-loop load at a share of the capacity, and one swap after the other.
+
+    python bench/swap.py [--swaps 50] [--share 0.7] [--model magika]
+
+The load generator is the demo's: requests leave on time whatever the answers do, a latency counts from when the request
+was due, and every answer is checked. "before" is the quiet time before each swap, "during" from the wish to half a
+second after the new routes. Printed is a table in Markdown (medians over the swaps) and the ratio of the p99s.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from datetime import date
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [
+    str(ROOT / "bench" / "peers"),
+    str(ROOT / "worker"),
+    str(ROOT / "contract"),
+    str(ROOT / "examples/magika"),
+]
+
+from catalogue import Setup  # noqa: E402
+from models import make  # noqa: E402
+from processes import free_port  # noqa: E402
+from us import Artifacts, OurServer  # noqa: E402
+
+QUIET_SECONDS = 3.0
+MODEL = "m"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--swaps", type=int, default=50)
+    parser.add_argument("--share", type=float, default=0.7, help="of the capacity")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        measure(Path(folder), given.swaps, given.share)
+
+
+def measure(folder: Path, swaps: int, share: float) -> None:
+    model = make("magika", folder / "models")
+    label = int(np.argmax(model.expected[0]))
+    server = OurServer(Artifacts(folder / "artifacts"), Setup(model, "binary", 2, 5.0, folder))
+    server.start()
+    try:
+        url = f"http://127.0.0.1:{server.port}"
+        wait_ready(url)
+        (folder / "request").write_bytes(request(model.sample))
+        np.savez(folder / "requests.npz", bytes=model.sample, labels=np.array([label]))
+        rate = share * capacity(server.port, folder / "request")
+        port = free_port()
+        command = [sys.executable, str(ROOT / "examples/magika/load.py"), "--url", url, "--model", MODEL]
+        command += ["--requests", str(folder / "requests.npz"), "--rate", f"{rate:.1f}", "--seconds", "86400"]
+        load = subprocess.Popen([*command, "--port", str(port)], stdout=subprocess.DEVNULL)
+        try:
+            print(f"{date.today()}, {os.cpu_count()} cores, Python {platform.python_version()}, "
+                  f"load average {os.getloadavg()[0]:.1f}, Magika FP32, {rate:.0f} requests/s, {share:.0%} of the "
+                  f"capacity\n")  # fmt: skip
+            report([one(server, port, number) for number in range(swaps)])
+        finally:
+            load.terminate()
+            load.wait()
+    finally:
+        server.stop()
+
+
+def one(server: OurServer, port: int, number: int) -> tuple[dict[str, float], dict[str, float], float]:
+    """Summaries before and during one swap, and how long it took."""
+    time.sleep(QUIET_SECONDS)  # this is the measurement
+    began = time.time()
+    server.change(1 + number % 2, 2 - number % 2)
+    ended = time.time()
+    time.sleep(1.0)  # what was due in it is answered by now
+    return summary(port, began - QUIET_SECONDS, began), summary(port, began, ended + 0.5), ended - began
+
+
+def report(found: list[tuple[dict[str, float], dict[str, float], float]]) -> None:
+    print("| | requests | failed | p50 ms | p99 ms | max ms |\n|---|---|---|---|---|---|")
+    for name, parts in (("before", [f[0] for f in found]), ("during", [f[1] for f in found])):
+        sent, failed = sum(p["sent"] for p in parts), sum(p["failed"] for p in parts)
+        figures = " | ".join(f"{median(p[q] for p in parts):.1f}" for q in ("p50", "p99"))
+        print(f"| {name} | {sent:,} | {failed} | {figures} | {max(p['max'] for p in parts):.1f} |")
+    ratios = [during["p99"] / before["p99"] for before, during, _ in found]
+    print(f"\n{len(found)} swaps, {median(f[2] for f in found):.1f} s (median) from the wish to the new routes. "
+          f"p99 during a swap against before it: median {median(ratios):.2f}, worst {max(ratios):.2f}")  # fmt: skip
+
+
+def request(sample: np.ndarray) -> bytes:
+    tensor = {"name": "bytes", "datatype": "INT32", "shape": list(sample.shape)}
+    asked = {"inputs": [{**tensor, "parameters": {"binary_data_size": sample.nbytes}}]}
+    head = json.dumps({**asked, "parameters": {"binary_data_output": True}}).encode()
+    lines = [
+        f"POST /v2/models/{MODEL}/infer HTTP/1.1", "Host: m", "Content-Type: application/octet-stream",
+        f"Content-Length: {len(head) + sample.nbytes}", f"Inference-Header-Content-Length: {len(head)}",
+    ]  # fmt: skip
+    return ("\r\n".join(lines) + "\r\n\r\n").encode() + head + sample.astype("<i4").tobytes()
+
+
+def capacity(port: int, request: Path) -> float:
+    command = [sys.executable, str(ROOT / "bench/client.py"), str(port), str(request), "--concurrency", "4"]
+    found = json.loads(subprocess.check_output([*command, "--seconds", "4"]))
+    return float(found["requests"] / found["seconds"])
+
+
+def summary(port: int, begin: float, end: float) -> dict[str, float]:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/summary?from={begin}&to={end}", timeout=10) as answer:
+        return json.load(answer)
+
+
+def wait_ready(url: str, seconds: float = 120.0) -> None:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        try:
+            with urllib.request.urlopen(f"{url}/v2/health/ready", timeout=5):
+                return
+        except OSError:
+            time.sleep(0.1)
+    sys.exit("the worker was not ready in time")
+
+
+if __name__ == "__main__":
+    main()
