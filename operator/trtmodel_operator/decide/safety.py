@@ -16,10 +16,10 @@ from trtmodel_operator.model import AnalysisSpec, Deployed, ObservedWorker, Step
 
 # Faults of the environment say nothing about the engine. The worker tries again, and is waited for until the deadline.
 # The last ones are the worker's own: keys that are not mounted yet, a pointer that is not, a process that cannot start,
-# a device or a driver that nothing can be loaded on any more.
+# a storage that answers too slowly, a device or a driver that nothing can be loaded on any more.
 ENVIRONMENT = {
     *(r.value for r in (Reason.STORAGE_UNAVAILABLE, Reason.ACCESS_DENIED, Reason.BUCKET_NOT_FOUND, Reason.NO_SPACE)),
-    *("SignatureInvalid", "NotStarted", "HostNotStarted", DEVICE_LOST),
+    *("SignatureInvalid", "NotStarted", "HostNotStarted", "FetchTimeout", "StorageStuck", DEVICE_LOST),
 }
 FAILING_LOOKS = 2  # at the latency: one may be a neighbour's doing
 

@@ -75,7 +75,7 @@ def test_a_worker_that_cannot_load_the_candidate_ends_it() -> None:
     assert "needs 3 GiB" in decision.situation.message
 
 
-@pytest.mark.parametrize("reason", ["StorageUnavailable", "AccessDenied", "SignatureInvalid"])
+@pytest.mark.parametrize("reason", ["StorageUnavailable", "AccessDenied", "SignatureInvalid", "FetchTimeout"])
 def test_a_fault_of_the_environment_is_waited_for(reason: str) -> None:
     seen = asks_for(serving(A), B)
     seen = obey(seen, decide(seen), loading=[B])

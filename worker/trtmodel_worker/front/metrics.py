@@ -88,7 +88,6 @@ class WorkerCollector(Collector):
             ("probes", "Idle lanes that ran the golden samples again", lambda s: s.probes),
             ("probe_failures", "Probes that failed", lambda s: s.probe_failures),
             ("rebuilt_lanes", "Lanes that a host rebuilt after a failure", lambda s: s.rebuilt_lanes),
-            ("quarantined_regions", "Regions put aside as their host was not reaped", lambda s: s.quarantined),
             ("mirrored_requests", "Requests of stable that this revision ran as well", lambda s: s.mirrored),
             ("mirrors_dropped", "Requests that were not mirrored as there was work to do", lambda s: s.mirrors_dropped),
             ("mirrors_failed", "Mirrored requests without an answer", lambda s: s.mirrors_failed),
@@ -158,12 +157,15 @@ class WorkerCollector(Collector):
             "lanes": GaugeMetricFamily("trtmodel_lanes", "Lanes that can take requests", labels=["revision"]),
             "busy": GaugeMetricFamily("trtmodel_lanes_busy", "Lanes at work", labels=["revision"]),
             "waiting": GaugeMetricFamily("trtmodel_queue_length", "Requests that wait for a lane", labels=["revision"]),
+            "quarantined": GaugeMetricFamily(
+                "trtmodel_quarantined_regions", "Regions of hosts that are ended but not reaped", labels=["revision"]
+            ),
         }
         totals: dict[str, list[int]] = {}
         for engine in worker.router.loaded.values():  # two builds of one revision are one series
             scheduler = engine.scheduler
-            held = totals.setdefault(engine.revision, [0, 0, 0])
-            for i, value in enumerate((scheduler.lanes, scheduler.running, scheduler.waiting)):
+            held = totals.setdefault(engine.revision, [0] * len(by_engine))
+            for i, value in enumerate((scheduler.lanes, scheduler.running, scheduler.waiting, scheduler.quarantined)):
                 held[i] += value
         for revision, values in totals.items():
             for family, value in zip(by_engine.values(), values, strict=True):

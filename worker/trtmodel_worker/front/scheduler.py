@@ -127,6 +127,11 @@ class Scheduler:
         return sum(1 for lane in self._lanes.all if lane.attempt is not None)
 
     @property
+    def quarantined(self) -> int:
+        """Regions that a host may still write which is ended but not reaped yet: nobody else gets them."""
+        return sum(1 for lane in self._lanes.all if lane.dying and lane.attempt is not None)
+
+    @property
     def idle(self) -> bool:
         """Nothing waits and nothing runs."""
         return not self.waiting and not self.running

@@ -34,11 +34,10 @@ class Histogram:
 
 class RevisionStats:
     """What the engines of one revision did. `responses` by HTTP status; seconds from admission: waiting for a lane, in
-    the engine, all of it. `batches` and `rows` that were dispatched, `padded_rows` that were added to fill a bucket,
-    `splits` of a failed batch into its requests. The ladder: `retries`, `hedges` and those that answered first,
-    `replays` after a death, `probes` of idle lanes, lanes that a host rebuilt, regions that were ever `quarantined`
-    because their host could not be reaped. As a shadow: requests of stable that were `mirrored`, dropped or failed, and
-    the `agreement` with stable by output."""
+    the engine, all of it. `batches` and `rows` that were dispatched, `padded_rows` that were added to fill a
+    bucket, `splits` of a failed batch into its requests. The ladder: `retries`, `hedges` and those that answered
+    first, `replays` after a death, `probes` of idle lanes, lanes that a host rebuilt. As a shadow: requests of
+    stable that were `mirrored`, dropped or failed, and the `agreement` with stable by output."""
 
     def __init__(self) -> None:
         self.responses: dict[int, int] = {}
@@ -62,7 +61,6 @@ class RevisionStats:
         self.probes = 0
         self.probe_failures = 0
         self.rebuilt_lanes = 0
-        self.quarantined = 0
         self.mirrored = 0
         self.mirrors_dropped = 0
         self.mirrors_failed = 0
