@@ -114,6 +114,10 @@ class Server:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(STOP_SECONDS)
         end_descendants()
+        if self.process is not None:
+            # PyTriton ends at SIGTERM without removing its shared memory (named so, with its process's number).
+            for path in Path("/dev/shm").glob(f"pytrtion{self.pid}-*"):
+                path.unlink(missing_ok=True)
         self.process = None
 
     def tail(self) -> str:
