@@ -406,6 +406,45 @@ def test_a_probe_that_fails_replaces_the_host_and_no_request_is_suspected() -> N
     run(story)
 
 
+@pytest.mark.parametrize("failure", [FailureClass.INTERNAL, FailureClass.RECOVERABLE])
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_requests_that_fail_one_after_the_other_end_no_host_that_proves_itself(
+    failure: FailureClass, lanes: int
+) -> None:
+    async def story(w: World) -> None:
+        engine = w.engine(behave=lambda *_: failure, lanes=lanes)
+        for _ in range(40):
+            w.send(engine)
+            await asyncio.sleep(0.1)
+        await w.settle()
+        assert set(statuses(w)) == {500}
+        assert engine.stats.probes >= 5
+        assert engine.deaths == 0
+
+    run(story)
+
+
+@pytest.mark.parametrize("failure", [FailureClass.INTERNAL, FailureClass.RECOVERABLE])
+@pytest.mark.parametrize(("lanes", "at_once"), [(1, 1), (2, 1), (2, 20)])
+def test_a_host_on_which_requests_fail_and_its_own_samples_too_is_replaced(
+    failure: FailureClass, lanes: int, at_once: int
+) -> None:
+    async def story(w: World) -> None:
+        engine = w.engine(behave=lambda *_: failure, lanes=lanes)
+        engine.drifted = True
+        for _ in range(20):
+            for _ in range(at_once):
+                w.send(engine, 8)
+            await asyncio.sleep(0.1 if at_once == 1 else 0.01)
+            if engine.deaths:
+                engine.drifted, engine.behave = False, lambda *_: "ok"
+        await w.settle()
+        assert engine.deaths == 1
+        assert statuses(w)[-1] == 200
+
+    run(story)
+
+
 def test_a_full_batch_does_not_wait_for_the_company_of_another_shape() -> None:
     async def story(w: World) -> None:
         engine = w.engine(lanes=1)

@@ -18,7 +18,7 @@ from trtmodel_worker.host.wire import FailureClass
 
 MAX_DEATHS = 2  # a request that was there each time is the suspect
 MAX_KILLS = 4  # of hosts that were ended from outside while they ran it
-MAX_FAILURES_IN_A_ROW = 5  # requests on one host, without a success between: it is replaced
+MAX_FAILURES_IN_A_ROW = 5  # requests on one host, without a success between: it must prove itself
 _MOST_SAVED = 100.0  # retries that a long time without any can save up; they are there before the first request
 _REFUSED_SECONDS = 600.0
 _MOST_REFUSED = 1000

@@ -231,10 +231,7 @@ class Scheduler:
             if len(self._waiting) or len(self._lanes.free) < fewest or id(lane.host) in hosts:
                 continue
             hosts.add(id(lane.host))
-            generation = next(_generations)
-            if self._lanes.send(lane, probe_message(generation)):
-                lane.probing = generation
-                self._stats.probes += 1
+            self._probe(lane)
 
     # -- hosts answer
 
@@ -267,13 +264,13 @@ class Scheduler:
             lane.resting, lane.since = True, time.monotonic()
         else:
             self._lanes.give(lane)
+        self._judge(lane.host, attempt.batch, answer)
         if len(self._waiting) and not self._pump_due:
             self._pump()  # the lane works on while this answer is written
         try:
             attempt.batch.owner.completed(attempt, answer, outputs, self._engine)
         finally:
             self._ended(attempt)
-        self._judge(lane.host, attempt.batch, answer)
         if self.waiting and not self._pump_due:
             self._pump_later()
 
@@ -301,14 +298,27 @@ class Scheduler:
         return self._outcomes.pace * len(self._waiting) / max(1, self.lanes)
 
     def _judge(self, host: Host, batch: Batch, answer: Answer) -> None:
-        """A host on which one request after the other fails is replaced. The same request again proves nothing."""
+        """A host on which one request after the other fails must prove itself. The same request again says nothing."""
         if answer.failure is None:
             host.failures = 0
-        elif answer.failure in _BROKEN and batch.calls[0].tries <= 1:
+        elif answer.failure in _BROKEN and not batch.calls[0].tries:
             host.failures += 1
-            if host.failures >= ladder.MAX_FAILURES_IN_A_ROW:
-                why = f"{host.failures} requests in a row failed on it, the last one so: {answer.text}"
-                host.kill(why, guilty=False)
+            self._doubt(host)
+
+    def _doubt(self, host: Host) -> None:
+        """After so many failures in a row its golden samples tell whether the host is broken, and replaced, or the
+        requests are such: one client with bad ones must not end a host that serves the others well."""
+        if host.failures >= ladder.MAX_FAILURES_IN_A_ROW:
+            lane = next((lane for lane in self._lanes.free if lane.host is host), None)
+            if lane is not None:
+                host.failures = 0
+                self._probe(lane)
+
+    def _probe(self, lane: LanePort) -> None:
+        generation = next(_generations)
+        if self._lanes.send(lane, probe_message(generation)):
+            lane.probing = generation
+            self._stats.probes += 1
 
     def _pump_later(self) -> None:
         """Dispatch when everything that this turn of the loop has read is here: it goes out as one batch."""
@@ -439,7 +449,7 @@ class Scheduler:
             if answer.failure is not None:
                 self._stats.probe_failures += 1
                 self._counters().count_failed(CLASS_NAMES[answer.failure])
-                lane.host.kill(f"its periodic probe failed: {answer.text}", guilty=False)
+                lane.host.kill(f"its probe failed: {answer.text}", guilty=False)
                 return
         elif lane.resting and answer.generation == 0 and answer.failure is None:
             lane.resting = False
@@ -447,6 +457,7 @@ class Scheduler:
         else:
             raise MessageError(f"an answer to attempt {answer.generation}, while nothing runs on this lane")
         self._lanes.give(lane)
+        self._doubt(lane.host)
         self._pump()
 
     def _ended(self, attempt: Attempt) -> None:
