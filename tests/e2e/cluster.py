@@ -6,7 +6,8 @@ import json
 import os
 import shlex
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -44,6 +45,20 @@ class Cluster:
         )
         assert done.returncode == 0, f"kubectl {' '.join(map(str, arguments))}: {done.stderr or done.stdout}"
         return done.stdout
+
+    @contextmanager
+    def forwarded(self, namespace: str, where: str, port: int) -> Iterator[str]:
+        """An address on this machine that leads to `where` (service/NAME, pod/NAME)."""
+        command = [*shlex.split(self.environment["KUBECTL"]), "-n", namespace, "port-forward", where, f":{port}"]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=self.environment)
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()  # Forwarding from 127.0.0.1:41234 -> 9000
+            assert line.startswith("Forwarding from "), line
+            yield line.split()[2]
+        finally:
+            process.kill()
+            process.wait()
 
     def request(self, method: str, path: str, body: Any = None, **query: str) -> Any:
         """The JSON that stands at `path`. Raises Refused."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+import grpc
 import numpy as np
 import pytest
+from trtmodel_worker.gateway import inference_pb2 as pb
 
 from . import models, sources
 from .cluster import Json
@@ -51,6 +53,25 @@ def test_an_applied_model_becomes_ready_and_its_service_gives_the_models_answers
     found = served.model(NAME)
     answer = assert_answers(served, f"services/{NAME}:http")
     assert answer["model_version"] == revision(found, "stable") != ""
+
+
+def test_the_service_gives_the_same_answer_over_grpc(served: World) -> None:
+    asked = pb.ModelInferRequest(model_name=NAME, id="7")
+    asked.inputs.add(name="x", datatype="FP32", shape=[1, len(ROW[0])])
+    asked.raw_input_contents.append(ROW[0].astype("<f4").tobytes())
+    with (
+        served.cluster.forwarded(served.namespace, f"service/{NAME}", 9000) as address,
+        grpc.insecure_channel(address) as channel,
+    ):
+        infer = channel.unary_unary(
+            "/inference.GRPCInferenceService/ModelInfer",
+            request_serializer=pb.ModelInferRequest.SerializeToString,
+            response_deserializer=pb.ModelInferResponse.FromString,
+        )
+        answer = infer(asked, timeout=30)
+    scores = np.frombuffer(answer.raw_output_contents[0], "<f4")
+    np.testing.assert_allclose(scores, sources.scores(ROW)[0], rtol=1e-3, atol=1e-3)
+    assert (answer.id, answer.model_version) == ("7", revision(served.model(NAME), "stable"))
 
 
 def test_every_condition_is_there_and_says_that_all_is_well(served: World) -> None:
