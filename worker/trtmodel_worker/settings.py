@@ -20,17 +20,17 @@ class SettingsError(ValueError):
 @dataclass(frozen=True)
 class Settings:
     """`hosts`: engine hosts per engine. `lanes`: per host, 0 for Auto: as many as were measured to be worth it.
-    `buckets`: batch sizes that are formed (padded to, where the runtime gains by it), empty for powers of two up to
-    the profiles' largest. `batch_delay_seconds`: how long a free lane waits for a fuller batch; with 0 a batch is
+    `buckets`: sizes that batches are padded to; without any, batches are as large as they come, up to the size that was
+    measured to be worth it. `batch_delay_seconds`: how long a free lane waits for a fuller batch; with 0 a batch is
     what came while lanes were busy. `retry_attempts` per request, and `retry_budget_percent` of all requests: more
     would make an overload of a fault. `hedge_seconds`: a batch that runs so long is also run elsewhere; 0 for Auto,
     five times the bucket's p99. `fallback`: the standby answers while every host of the routed engine is down.
     `health_seconds`: how often an idle lane proves itself again. `memory_policy`: Auto, Availability or Resource.
     `grpc_port`: 0 for none. `shared_memory_prefix`: local clients may name regions that begin so; '' for none.
-    `drain_seconds`: how long a worker that was told to end still accepts, since endpoints lag behind.
-    `queue_limit`: requests that wait for a lane, per engine. `body_bytes` and `json_bytes`: largest request, and
-    largest one in JSON (it is parsed on the loop, so a large one would delay all others). `staging_bytes`: bodies
-    held at once. `output_bytes`: room for an output whose shape depends on the data."""
+    `drain_seconds`: how long a worker that was told to end still accepts, since endpoints lag behind. `queue_limit`:
+    requests that wait for a lane, per engine. `body_bytes` and `json_bytes`: largest request, and largest one in JSON
+    (it is parsed on the loop, so a large one would delay all others). `staging_bytes`: bodies held at once.
+    `output_bytes`: room for an output whose shape depends on the data."""
 
     pod: str
     pod_uid: str
@@ -79,9 +79,7 @@ def from_environment(env: Mapping[str, str]) -> Settings:
         model=_text(env, "TRTMODEL_MODEL"),
         model_uid=_text(env, "TRTMODEL_MODEL_UID"),
         runtime=_text(env, "TRTMODEL_RUNTIME"),
-        lanes=0
-        if env.get("TRTMODEL_CONTEXTS") == "Auto"
-        else _number(env, "TRTMODEL_CONTEXTS", int, 4, low=1, high=64),
+        lanes=_lanes(env),
         request_seconds=_number(env, "TRTMODEL_REQUEST_TIMEOUT_SECONDS", float, 5.0, low=0.001, high=3600.0),
         pointer_dir=Path(env.get("TRTMODEL_POINTER_DIR", "/etc/trtmodel/pointer")),
         keys_dir=Path(env.get("TRTMODEL_KEYS_DIR", "/etc/trtmodel/keys")),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 
 import numpy as np
 import pytest
@@ -16,7 +15,7 @@ from trtmodel_contract.manifest import TensorSpec
 from trtmodel_worker.front.fence import Conflict, Held, Ruling, judge_request, pointer_counts
 from trtmodel_worker.front.models import InputRule, Invalid
 from trtmodel_worker.front.stats import BOUNDS, Histogram
-from trtmodel_worker.front.windows import KEPT_WINDOWS, Windows, bucket_of
+from trtmodel_worker.front.windows import KEPT_WINDOWS, Windows
 
 
 def state(sequence: int, window: str = "w", uid: str = "u") -> DesiredState:
@@ -74,13 +73,6 @@ def test_what_was_snapshot_does_not_change_afterwards() -> None:
     before = windows.snapshot()
     windows.counters("a").count_ok("1", 1.0)
     assert before[""]["a"].compute["1"] == {bucket_index(1.0): 1}
-
-
-@given(st.integers(1, 10_000))
-def test_a_batch_falls_into_the_next_power_of_two(rows: int) -> None:
-    bucket = int(bucket_of(rows))
-    assert rows <= bucket < 2 * rows
-    assert math.log2(bucket).is_integer()
 
 
 def test_G10_a_model_that_doubles_its_time_lands_in_another_bucket_fast_or_slow() -> None:

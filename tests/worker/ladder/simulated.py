@@ -306,8 +306,10 @@ class PretendedEngine:
             self, world.arena, OUTPUTS, Buckets(buckets, MOST_ROWS), overdue,  # type: ignore[arg-type]
             lambda: world.windows.counters(name), self.stats, world.rules,
         )  # fmt: skip
-        run = self.scheduler._run
-        self.scheduler._run = lambda batch, lane: self._count(batch, run(batch, lane))  # type: ignore[method-assign]
+        run = self.scheduler.run
+        self.scheduler.run = lambda batch, not_of=None: self._count(  # type: ignore[method-assign]
+            batch, run(batch, not_of)
+        )
         self.scheduler.batchable = True
         self.scheduler.hang_after = HANG_SECONDS
         self.scheduler.hosts_wanted = hosts

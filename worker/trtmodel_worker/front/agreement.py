@@ -9,8 +9,8 @@ from trtmodel_contract.control import OutputAgreement
 from trtmodel_contract.manifest import TensorSpec
 
 from trtmodel_worker.engines.base import DTYPES, Array
+from trtmodel_worker.front.calls import Shape
 
-Shape = tuple[int, ...]
 BUDGET_BYTES = 64 * 1024  # of all outputs of one request: comparing them takes about 0.5 ms of the loop
 MOST_OUTPUTS = 16
 _MOST_RELATIVE_ERROR = 1000.0

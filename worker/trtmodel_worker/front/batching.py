@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from trtmodel_worker.front.calls import Call, Shape
 
@@ -22,10 +22,9 @@ _ALONE: tuple[Shape, ...] = ()
 
 class Buckets:
     """Batch sizes. `asked`: those of the TRTModel, padded to; without any, batches are as large as they come.
-    `largest`: what the profiles allow. `most`: rows that are put together at most."""
+    `largest`: rows that the profiles allow. `most`: rows that are put together at most."""
 
     def __init__(self, asked: Sequence[int], largest: int) -> None:
-        self.largest = largest
         fitting = [size for size in sorted(asked) if size <= largest]
         self.padded = bool(fitting)
         self.sizes = fitting or [1 << i for i in range(largest.bit_length()) if 1 << i <= largest]
@@ -102,7 +101,7 @@ class Waiting:
         self._live -= 1
         self._dead += 1
         if self._dead > _SWEEP and self._dead > self._live:
-            self._keep(lambda call: call.queue is self)
+            self._sweep()
 
     def rows(self, most: int) -> int:
         """Of the batch that would be taken now, counted up to `most`."""
@@ -171,7 +170,7 @@ class Waiting:
             for call in found:
                 call.queue = None
             self._live -= len(found)
-            self._keep(lambda call: call.queue is self)
+            self._sweep()
         return found
 
     def drain(self) -> list[Call]:
@@ -183,9 +182,10 @@ class Waiting:
         self._live = self._dead = 0
         return found
 
-    def _keep(self, wanted: Callable[[Call], bool]) -> None:
+    def _sweep(self) -> None:
+        """Drop the calls that do not wait any more."""
         for key in list(self._groups):
-            left = deque(call for call in self._groups[key] if wanted(call))
+            left = deque(call for call in self._groups[key] if call.queue is self)
             if left:
                 self._groups[key] = left
             else:

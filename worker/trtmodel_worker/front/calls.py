@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from trtmodel_worker.front.batching import Waiting
     from trtmodel_worker.front.engine import Engine
     from trtmodel_worker.front.hedging import Hedges
-    from trtmodel_worker.front.lanes import LanePort
     from trtmodel_worker.front.outcomes import Outcomes
 
 Shape = tuple[int, ...]
@@ -141,12 +140,11 @@ class Attempt:
     for it any more, whatever comes of it."""
 
     __slots__ = (
-        "abandoned", "batch", "counters", "generation", "is_hedge", "lane", "output_slot", "started", "uncounted",
+        "abandoned", "batch", "counters", "generation", "is_hedge", "output_slot", "started", "uncounted",
     )  # fmt: skip
 
-    def __init__(self, batch: Batch, lane: LanePort, counters: Counters, generation: int, output_slot: int) -> None:
+    def __init__(self, batch: Batch, counters: Counters, generation: int, output_slot: int) -> None:
         self.batch = batch
-        self.lane = lane
         self.counters = counters
         self.abandoned = False
         self.uncounted = len(batch.calls)

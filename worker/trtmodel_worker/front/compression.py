@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from trtmodel_worker.front.request import JSON_HEAD, Request
+from trtmodel_worker.front.request import JSON_HEAD, NO_ROOM, OUR_FAULT, RETRY_AFTER, Request
 
 log = logging.getLogger(__name__)
 CODINGS = {b"gzip": 31, b"x-gzip": 31, b"deflate": 15}
@@ -93,7 +93,7 @@ class Compression:
                 self._go_on(request, body or b"", then)
             except Exception:
                 log.exception("a request could not be handled")
-                self._refuse(request, 500, "an error of this server, see its log", b"")
+                self._refuse(request, 500, OUR_FAULT, b"")
 
         future.add_done_callback(done)
 
@@ -115,14 +115,13 @@ class Compression:
                 request.respond(status, future.result(), headers)
             except Exception:
                 log.exception("an answer could not be compressed")
-                self._refuse(request, 500, "an error of this server, see its log", b"")
+                self._refuse(request, 500, OUR_FAULT, b"")
 
         future.add_done_callback(done)
 
     def _go_on(self, request: Request, body: bytes, then: Callable[[Request], None]) -> None:
         if not request.hold(len(body)):
-            text = "too many bytes of requests are held already: try again later"
-            self._refuse(request, 503, text, b"retry-after: 1\r\n")
+            self._refuse(request, 503, NO_ROOM, RETRY_AFTER)
             return
         request.body = body
         then(request)

@@ -20,7 +20,7 @@ import httptools
 import numpy as np
 
 from trtmodel_worker.front.heads import END, HEAD_BYTES, stand_in
-from trtmodel_worker.front.request import Refusal, Request
+from trtmodel_worker.front.request import NO_ROOM, OUR_FAULT, RETRY_AFTER, Refusal, Request
 
 if TYPE_CHECKING:
     from trtmodel_worker.front.http import HttpServer
@@ -40,7 +40,6 @@ _STATUS = {s.value: f"HTTP/1.1 {s.value} {s.phrase}\r\n".encode() for s in HTTPS
 _ANSWER = b"%b%bcontent-length: %d\r\n%b\r\n%b"
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _CLOSE = b"connection: close\r\n"
-_OURS = "an error of this server, see its log"
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -293,7 +292,7 @@ class Connection(asyncio.BufferedProtocol):
             verdict: int | Refusal | None = self._server.app.admit(request, length)
         except Exception:
             log.exception("a request could not be admitted")
-            verdict = Refusal(500, _OURS)
+            verdict = Refusal(500, OUR_FAULT)
         if isinstance(verdict, int):
             self._limit = verdict
             verdict = self._room(request, length or 0)
@@ -348,7 +347,7 @@ class Connection(asyncio.BufferedProtocol):
         if size > self._limit:
             return Refusal(413, f"the request's body is larger than {self._limit:,} bytes")
         if not self.hold(request, size - request.staged):
-            return Refusal(503, "too many bytes of requests are held already: try again later", b"retry-after: 1\r\n")
+            return Refusal(503, NO_ROOM, RETRY_AFTER)
         return None
 
     def _break_off(self, refusal: Refusal) -> None:
@@ -381,7 +380,7 @@ class Connection(asyncio.BufferedProtocol):
                     self._server.app.handle(request)
             except Exception:
                 log.exception("a request could not be handled")
-                request.fail(500, _OURS)
+                request.fail(500, OUR_FAULT)
         self._answering = False
 
     def _finished(self, request: Request) -> None:

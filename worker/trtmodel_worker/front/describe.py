@@ -28,7 +28,7 @@ def metadata(model: str, runtime: str, engine: Engine, revisions: Sequence[str])
 def config(model: str, runtime: str, engine: Engine) -> Document:
     """With a `max_batch_size` other than 0, `dims` leave out the batch, as Triton's do."""
     manifest = engine.manifest
-    rows = max_batch_size(engine)
+    rows = engine.admission.most_rows
     return {
         "name": model,
         "platform": platform(runtime),
@@ -56,13 +56,6 @@ def index(model: str, engines: Sequence[Engine]) -> list[Document]:
 
 def platform(runtime: str) -> str:
     return _PLATFORMS.get(runtime, runtime.lower())
-
-
-def max_batch_size(engine: Engine) -> int:
-    """Most rows of one request; 0 if the model has no batch dimension."""
-    if not engine.admission.batched:
-        return 0
-    return min(rule.bounds[0][1] for rule in engine.admission.rules)
 
 
 def _tensor(spec: TensorSpec) -> Document:

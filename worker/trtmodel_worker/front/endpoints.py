@@ -7,11 +7,11 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import orjson
 from trtmodel_contract.control import EngineState
+from trtmodel_contract.version import product_version
 
 from trtmodel_worker.front import describe
 from trtmodel_worker.front.calls import Call, Failed, Outputs
@@ -21,17 +21,16 @@ from trtmodel_worker.front.jsoncodec import BadJson, parse_object
 from trtmodel_worker.front.models import Invalid
 from trtmodel_worker.front.openapi import openapi
 from trtmodel_worker.front.paths import POSTED, Path, parse_path
-from trtmodel_worker.front.request import JSON_HEAD, Refusal, Request
+from trtmodel_worker.front.request import JSON_HEAD, NO_ROOM, RETRY_AFTER, Refusal, Request, error_body
 from trtmodel_worker.front.router import Router
 from trtmodel_worker.front.shadow import Shadow
 from trtmodel_worker.front.sharedmemory import Regions
 from trtmodel_worker.front.statistics import statistics
 from trtmodel_worker.front.tracing import CLIENT_GONE, Tracing
-from trtmodel_worker.front.v2 import HEADER_LENGTH, Plan, error_with_id
+from trtmodel_worker.front.v2 import HEADER_LENGTH, Plan
 
 log = logging.getLogger(__name__)
 _PROTOCOL = "this server speaks the Open Inference Protocol v2: POST /v2/models/<model>/infer"
-_RETRY_AFTER = b"retry-after: 1\r\n"
 _ALLOW_GET = b"allow: GET, HEAD\r\n"
 _ALLOW_POST = b"allow: POST\r\n"
 _ACCEPT_ENCODING = b"accept-encoding: gzip, deflate\r\n"
@@ -156,7 +155,7 @@ class Endpoints:
             loaded = ", ".join(self._revisions()) or "none"
             self._refuse(request, 404, f"this revision is not loaded here: loaded are {loaded}")
         else:
-            self._refuse(request, 503, "no engine is loaded yet: see the TRTModel's status", _RETRY_AFTER)
+            self._refuse(request, 503, "no engine is loaded yet: see the TRTModel's status", RETRY_AFTER)
 
     def _infer(self, request: Request, path: Path) -> None:
         engine = self._engine(request, path.revision)
@@ -165,19 +164,18 @@ class Endpoints:
         if b"traceparent" in request.headers:
             request.span = self._tracing.begin(request.headers)
         if engine.state is EngineState.FAILED:
-            self._finish(request, engine, 503, error_with_id("the engine's hosts keep failing", None), _RETRY_AFTER)
+            self._finish(request, engine, 503, error_body("the engine's hosts keep failing"), RETRY_AFTER)
             return
         request_id = None
         try:
             plan, request_id, tail = engine.codec.plan(request.headers, request.body)
             if plan.simple is None and not request.hold(plan.memory_bytes()):
-                text = "too many bytes of requests are held already: try again later"
-                self._finish(request, engine, 503, error_with_id(text, request_id), _RETRY_AFTER)
+                self._finish(request, engine, 503, error_body(NO_ROOM, request_id), RETRY_AFTER)
                 return
             bodies = plan.bodies(tail, self._regions)
         except Invalid as e:
             known = e.request_id if request_id is None else request_id
-            self._finish(request, engine, 400, error_with_id(str(e), known))
+            self._finish(request, engine, 400, error_body(str(e), known))
             return
         seconds = self._limits.request_seconds
         if plan.timeout is not None and plan.timeout < seconds:
@@ -219,8 +217,8 @@ class Endpoints:
         self._shadow.offer(plan.shapes, bodies, outputs, engine)
 
     def _fail(self, request: Request, request_id: str | None, engine: Engine, failure: Failed) -> None:
-        extra = _RETRY_AFTER if failure.status == 503 else b""
-        self._finish(request, engine, failure.status, error_with_id(failure.message, request_id), extra)
+        extra = RETRY_AFTER if failure.status == 503 else b""
+        self._finish(request, engine, failure.status, error_body(failure.message, request_id), extra)
 
     def _finish(self, request: Request, engine: Engine, status: int, body: bytes, extra: bytes = b"") -> None:
         engine.stats.count_response(status)
@@ -243,11 +241,13 @@ class Endpoints:
                 self._say(request, 200, {"live": True})
             case "ready":
                 ready = self._is_ready()
-                self._say(request, 200 if ready else 503, {"ready": ready}, b"" if ready else _RETRY_AFTER)
+                self._say(request, 200 if ready else 503, {"ready": ready}, b"" if ready else RETRY_AFTER)
             case "server":
-                self._say(request, 200, {"name": "trtmodel", "version": _version(), "extensions": self._extensions()})
+                self._say(
+                    request, 200, {"name": "trtmodel", "version": product_version(), "extensions": self._extensions()}
+                )
             case "openapi":
-                document = openapi(_version(), self._model, self._revisions(), self._regions.enabled)
+                document = openapi(product_version(), self._model, self._revisions(), self._regions.enabled)
                 self._say(request, 200, document)
             case "repository-index":
                 self._say(request, 200, describe.index(self._model, list(self._router.loaded.values())))
@@ -267,7 +267,7 @@ class Endpoints:
         elif path.action == "model-ready":
             ready = engine is not None and engine.alive and (bool(path.revision) or self._is_ready())
             document = {"name": self._model, "ready": ready}
-            self._say(request, 200 if ready else 503, document, b"" if ready else _RETRY_AFTER)
+            self._say(request, 200 if ready else 503, document, b"" if ready else RETRY_AFTER)
         elif path.action == "stats":
             engines = [engine] if path.revision and engine else list(self._router.loaded.values())
             self._say(request, 200, statistics(self._model, engines))
@@ -316,10 +316,3 @@ class Endpoints:
 
 def _coding(request: Request) -> bytes:
     return request.headers.get(b"content-encoding", b"").strip().lower()
-
-
-def _version() -> str:
-    try:
-        return version("trtmodel")
-    except PackageNotFoundError:  # the image has the sources only
-        return "unknown"

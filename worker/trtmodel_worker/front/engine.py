@@ -95,7 +95,7 @@ class Engine:
         self._arenas = arenas
         self._settings = settings
         self.scheduler = Scheduler(
-            self, self._arena, manifest.outputs, Buckets(settings.buckets, _largest(self.admission)),
+            self, self._arena, manifest.outputs, Buckets(settings.buckets, self.admission.most_rows or 1),
             Overdue(settings.hedge_seconds), lambda: windows.counters(digest), stats, settings.rules,
         )  # fmt: skip
         self.scheduler.hosts_wanted = settings.hosts
@@ -268,8 +268,3 @@ class Engine:
 def _backoff(failures: int) -> float:
     """Nothing for a first death, then 0.5 s, 1 s, 2 s ..."""
     return 0.0 if failures <= 1 else min(SLOWEST_RETRY_SECONDS, 0.25 * 2.0 ** (failures - 1))
-
-
-def _largest(admission: Admission) -> int:
-    """Rows of the largest batch that the profiles allow; 1 where requests are not made of rows."""
-    return min((rule.bounds[0][1] for rule in admission.rules), default=1) if admission.batched else 1

@@ -194,7 +194,6 @@ class EngineHost:
         self._control = control
         self._loop = asyncio.get_running_loop()
         self._pidfd = os.pidfd_open(process.pid)
-        self._asked = False
         self._guilty = True
         self._hung_up = False
         self._oom_kills = oom_kills()
@@ -252,7 +251,6 @@ class EngineHost:
 
     async def end(self, grace: float = _FINISH_SECONDS) -> None:
         """SIGTERM, and SIGKILL after `grace` seconds. Returns when it was reaped."""
-        self._asked = True
         self._silence()
         self._signal(signal.SIGTERM if grace else signal.SIGKILL)
         with contextlib.suppress(asyncio.TimeoutError):
@@ -260,11 +258,6 @@ class EngineHost:
             return
         self._signal(signal.SIGKILL)
         await asyncio.shield(self.exited)
-
-    @property
-    def asked(self) -> bool:
-        """It was told to end, so its end is no death."""
-        return self._asked
 
     @property
     def killed_from_outside(self) -> bool:

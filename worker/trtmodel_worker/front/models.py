@@ -10,10 +10,10 @@ from trtmodel_contract.identity import Profile
 from trtmodel_contract.manifest import Manifest, TensorSpec
 
 from trtmodel_worker.engines.base import DTYPES
+from trtmodel_worker.front.calls import Shape
 from trtmodel_worker.front.jsoncodec import BadJson, check_elements, short, values_to_bytes
 from trtmodel_worker.host.arena import MAX_BYTES_TENSOR
 
-Shape = tuple[int, ...]
 BYTES = "BYTES"
 _BINARY_ONLY = ("FP16",)
 
@@ -92,7 +92,8 @@ class InputRule:
 
 
 class Admission:
-    """Everything that is checked of a request before it is queued."""
+    """Everything that is checked of a request before it is queued. `batched`: requests are made of rows, at most
+    `most_rows` (0 where they are not)."""
 
     def __init__(self, manifest: Manifest) -> None:
         self.rules = [InputRule(i, spec, manifest.profiles) for i, spec in enumerate(manifest.inputs)]
@@ -100,6 +101,7 @@ class Admission:
         self.outputs = manifest.outputs
         self.output_index = {spec.name: i for i, spec in enumerate(manifest.outputs)}
         self.batched = bool(manifest.inputs) and all(s.shape[:1] == (-1,) for s in manifest.inputs)
+        self.most_rows = min(rule.bounds[0][1] for rule in self.rules) if self.batched else 0
         self._profiles = manifest.profiles if len(manifest.profiles) > 1 else ()
 
     def check_together(self, shapes: Sequence[Shape]) -> None:

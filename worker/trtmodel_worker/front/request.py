@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+import orjson
+
 from trtmodel_worker.front.tracing import Span
 
 JSON_HEAD = b"content-type: application/json\r\n"
+RETRY_AFTER = b"retry-after: 1\r\n"
+OUR_FAULT = "an error of this server, see its log"
+NO_ROOM = "too many bytes of requests are held already: try again later"
 
 
 @dataclass(frozen=True)
@@ -77,5 +81,6 @@ class Request:
         self.respond(status, error_body(message), JSON_HEAD + headers)
 
 
-def error_body(message: str) -> bytes:
-    return json.dumps({"error": message}).encode()
+def error_body(message: str, request_id: str | None = None) -> bytes:
+    """The protocol's error object, and the request's id beside it where it is known."""
+    return orjson.dumps({"error": message} if request_id is None else {"error": message, "id": request_id})

@@ -132,6 +132,11 @@ class Scheduler:
         return sum(1 for lane in self._lanes.all if lane.dying and lane.attempt is not None)
 
     @property
+    def has_room(self) -> bool:
+        """A lane is free."""
+        return bool(self._lanes.free)
+
+    @property
     def idle(self) -> bool:
         """Nothing waits and nothing runs."""
         return not self.waiting and not self.running
@@ -145,12 +150,10 @@ class Scheduler:
             call.fail(Failed(500, "engine hosts died while they ran this request: it is refused for some minutes"))
             return
         if len(self._waiting) >= rules.queue_limit + len(self._lanes.free) * self.buckets.most:
-            self._stats.refused += 1
-            call.fail(Failed(503, f"{rules.queue_limit} requests wait for a lane already: try again later"))
+            self._refuse(call, f"{rules.queue_limit} requests wait for a lane already")
             return
         if len(self._waiting) > _SHORT_QUEUE and call.since + self._expected_wait() > call.deadline:
-            self._stats.refused += 1
-            call.fail(Failed(503, "so many requests wait that this one would not be answered in time: try again later"))
+            self._refuse(call, "so many requests wait that this one would not be answered in time")
             return
         if self._lanes.free:
             self._stats.lane_hits += 1
@@ -168,8 +171,7 @@ class Scheduler:
             if call.ran:
                 continue
             if len(self._waiting) >= self._rules.queue_limit:
-                self._stats.refused += 1
-                call.fail(Failed(503, f"{self._rules.queue_limit} requests wait for a lane already: try again later"))
+                self._refuse(call, f"{self._rules.queue_limit} requests wait for a lane already")
             else:
                 self._waiting.push(call)
         self._again([call for call in calls if call.ran])
@@ -276,6 +278,10 @@ class Scheduler:
 
     # -- inside
 
+    def _refuse(self, call: Call, why: str) -> None:
+        self._stats.refused += 1
+        call.fail(Failed(503, f"{why}: try again later"))
+
     def _again(self, calls: Sequence[Call]) -> None:
         """Requests that have waited before."""
         self._waiting.push_front(calls)
@@ -381,7 +387,7 @@ class Scheduler:
             place = other if hosts + other.hosts >= 2 else self
         if place is self and hosts < 2 and (other is not None or self.hosts_wanted > 1):
             return
-        if place._lanes.free and self._dispatch(place, [call], suspect=True):
+        if place.has_room and self._dispatch(place, [call], suspect=True):
             self._suspects.sent()
 
     def _dispatch(self, place: Scheduler, calls: Sequence[Call], *, suspect: bool = False) -> bool:
@@ -393,8 +399,7 @@ class Scheduler:
         batch.suspect = suspect
         batch.input_slot = slot
         fill(batch, self._arena)
-        lane = place._lanes.next()
-        if lane is None or not place._run(batch, lane):
+        if not place.run(batch):
             self._arena.give_input(slot)
             return False
         self._stats.batches += 1
@@ -413,14 +418,16 @@ class Scheduler:
             shapes = [(padded, *shape[1:]) for shape in shapes]
         return Batch(self._outcomes, self._hedges, calls, shapes, rows, padded, self.buckets.name(padded))
 
-    def _run(self, batch: Batch, lane: LanePort) -> bool:
-        """One more attempt on a batch whose rows lie in its input region."""
-        slot = self._arena.take_output()
-        if slot == NONE:
+    def run(self, batch: Batch, not_of: Host | None = None) -> bool:
+        """One more attempt on a batch, of this engine or another one, whose rows lie in its input region; not on the
+        host `not_of`. False if there is no lane or no region for it."""
+        lane = self._lanes.next(not_of)
+        slot = self._arena.take_output() if lane is not None else NONE
+        if lane is None or slot == NONE:
             return False
         layout = self._arena.layout
         counters = batch.calls[0].mirror or self._counters()
-        attempt = Attempt(batch, lane, counters, next(_generations), slot)
+        attempt = Attempt(batch, counters, next(_generations), slot)
         output = layout.output_region(slot)
         message = run_message(attempt.generation, output, layout.output_bytes, batch.places, batch.shapes)
         if not self._lanes.send(lane, message):
@@ -435,12 +442,10 @@ class Scheduler:
         """A hedge, on another host than that of `lane`."""
         if len(self._waiting):
             self._pump_later()
-        free = self._lanes.next(lane.host)
-        if free is not None:
-            return self._run(batch, free)
+        if self.run(batch, lane.host):
+            return True
         other = self.elsewhere() if self._engine.hedges_elsewhere else None
-        free = other._lanes.next() if other is not None else None
-        return other is not None and free is not None and other._run(batch, free)
+        return other is not None and other.run(batch)
 
     def _said_unasked(self, lane: LanePort, answer: Answer) -> None:
         """The end of a probe, or of a lane's rest. Raises MessageError."""

@@ -21,7 +21,7 @@ import orjson
 from trtmodel_contract.manifest import TensorSpec
 
 from trtmodel_worker.engines.base import DTYPES
-from trtmodel_worker.front.calls import Failed, Outputs
+from trtmodel_worker.front.calls import Failed, Outputs, Shape
 from trtmodel_worker.front.jsoncodec import (
     BadJson,
     may_hold_booleans,
@@ -30,7 +30,7 @@ from trtmodel_worker.front.jsoncodec import (
     short,
     strings_to_json,
 )
-from trtmodel_worker.front.models import BYTES, Admission, InputRule, Invalid, Shape, binary_only
+from trtmodel_worker.front.models import BYTES, Admission, InputRule, Invalid, binary_only
 from trtmodel_worker.front.request import JSON_HEAD
 from trtmodel_worker.front.sharedmemory import MemoryRef, Regions, memory_ref
 
@@ -254,11 +254,6 @@ class _OutputForm:
         if self._dtype.kind == "f" and not np.isfinite(values).all():
             raise BadJson("holds non-finite values (NaN or infinity), which JSON cannot carry")
         return numbers_to_json(values)
-
-
-def error_with_id(message: str, request_id: str | None) -> bytes:
-    """The protocol's error object, and the request's id beside it."""
-    return orjson.dumps({"error": message} if request_id is None else {"error": message, "id": request_id})
 
 
 def parse_request(text: bytes) -> dict[str, Any]:

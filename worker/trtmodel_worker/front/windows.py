@@ -103,8 +103,3 @@ class Windows:
             window: {digest: counters.snapshot() for digest, counters in engines.items()}
             for window, engines in self._windows.items()
         }
-
-
-def bucket_of(rows: int) -> str:
-    """Name of the batch bucket that `rows` falls into: the next power of two."""
-    return str(1 << max(0, rows - 1).bit_length())

@@ -13,7 +13,6 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NoReturn
 
 from trtmodel_contract.codec import dumps, encode, loads
@@ -134,7 +133,6 @@ def _prepare(config: HostConfig) -> tuple[Ready, list[LaneServer]]:
         batchable=not why,
         why=why,
         lanes=len(lanes),
-        peak_bytes=_peak_bytes(),
     )
     return ready, servers
 
@@ -163,14 +161,6 @@ def _load(config: HostConfig, manifest: Manifest, plan: memoryview) -> tuple[Lan
         raise
     except (EngineError, MemoryError) as e:
         raise _Refusal("CannotLoad", f"{type(e).__name__}: {e}") from e
-
-
-def _peak_bytes() -> int:
-    """The most memory that this process ever had, 0 where the system does not tell."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024
-    return 0
 
 
 def _agree(kind: str, wanted: Sequence[TensorSpec], engine: Engine) -> None:

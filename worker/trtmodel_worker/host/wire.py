@@ -71,8 +71,7 @@ class HostConfig:
 class Ready:
     """Every lane is warm and passed the self-test. `slowest_seconds` is the longest single run of the warm-up,
     `bucket_seconds` the median time of a run by batch size (as text). `batchable`: rows do not see each other, so
-    that those of different requests may be run together; `why` not otherwise. `lanes`: the first so many serve.
-    `peak_bytes`: host memory at its highest."""
+    that those of different requests may be run together; `why` not otherwise. `lanes`: the first so many serve."""
 
     SCHEMA: ClassVar[str] = "trtmodel.io/host-ready/v1"
 
@@ -81,7 +80,6 @@ class Ready:
     batchable: bool = False
     why: str = ""
     lanes: int = 0
-    peak_bytes: int = 0
 
 
 @dataclass(frozen=True)
