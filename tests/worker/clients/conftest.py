@@ -78,6 +78,11 @@ def kserve() -> Environment:
 
 
 @pytest.fixture(scope="session")
+def schemathesis() -> Environment:
+    return environment(["schemathesis==4.32.5"])
+
+
+@pytest.fixture(scope="session")
 def perf_analyzer() -> Callable[..., str]:
     """Runs perf_analyzer. Its own wheels need glibc 2.38, newer than Debian 12's; until 2.47 the wheels of
     tritonclient carried it, built for an older one. It wants two libraries beside it."""

@@ -67,7 +67,7 @@ def revision_metadata(answer: Answer) -> Metadata:
 
 def _message(answer: Answer) -> str:
     try:
-        document = json.loads(answer.body)
-        return str(document["error"])
+        error = str(json.loads(answer.body)["error"])
+        return f"{error}: raise TRTMODEL_MAX_BODY_BYTES or send less at once" if answer.status == 413 else error
     except (ValueError, KeyError, TypeError):
         return f"the worker's front answered {answer.status}"
