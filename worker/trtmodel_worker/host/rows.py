@@ -32,7 +32,7 @@ from trtmodel_worker.host.warming import batch_range
 
 _ROUNDING = 1e-3
 _MOST_ROWS = 4  # golden rows that are tried
-_MOST_TOGETHER = 16  # rows of a batch
+_MOST_TOGETHER = 8  # rows of a batch
 _MOST_BYTES = 64 << 20  # of a batch's inputs, unless two rows are more
 
 Rows = Mapping[str, Array]
