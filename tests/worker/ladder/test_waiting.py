@@ -32,7 +32,7 @@ class Queue(RuleBasedStateMachine):
         self.taken: list[Call] = []
         self.now = 0.0
 
-    @rule(rows=st.integers(1, 12), shape=st.sampled_from([None, 3, 4, 5]), seconds=st.integers(1, 20))
+    @rule(rows=st.sampled_from([1, 1, 2, 3, 9]), shape=st.sampled_from([3, 3, 4, None]), seconds=st.integers(1, 20))
     def push(self, rows: int, shape: int | None, seconds: int) -> None:
         made = call(rows, shape, self.now + seconds)
         self.waiting.push(made)
@@ -127,6 +127,18 @@ def test_no_shape_starves_while_another_one_never_ends() -> None:
             waiting.push(call(1, 4))
         taken += waiting.take(MOST)
     assert rare in taken
+
+
+def test_who_comes_back_is_next_and_in_the_same_order() -> None:
+    waiting = Waiting()
+    first, others = [call() for _ in range(4)], [call(shape=5), call()]
+    for each in (*first, *others):
+        waiting.push(each)
+    assert waiting.take(4) == first
+    waiting.push_front(first)
+    assert waiting.take(2) == first[:2]
+    assert waiting.take(8) == others[:1]  # the turn is of another shape
+    assert waiting.take(8) == [*first[2:], others[1]]
 
 
 def test_many_cancelled_calls_take_no_memory() -> None:
