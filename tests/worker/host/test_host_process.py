@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from host_harness import HostProcess
+from trtmodel_contract.control import DEVICE_LOST
 from trtmodel_contract.exitcodes import HostExit
 from trtmodel_worker.host.wire import FailureClass, run_message
 from worker_harness import REVISION_1, Bucket
@@ -154,6 +155,17 @@ def test_a_poisoned_or_lost_device_ends_the_process(bucket: Bucket, fault: str, 
         process.ready()
         process.send(rows(BAD))
         assert process.exit_code() == code
+
+
+@pytest.mark.parametrize("step", ["load", "proof"])
+def test_a_device_that_is_lost_before_the_engine_serves_is_the_reason_and_not_the_engine(
+    bucket: Bucket, tmp_path: Path, step: str
+) -> None:
+    with host(bucket, behaviour={"sick": {"path": str(tmp_path), step: "mismatch"}}) as process:
+        refused = process.refused()
+        assert refused.reason == DEVICE_LOST
+        assert "driver/library version mismatch" in refused.message
+        assert process.exit_code() == HostExit.DEVICE_LOST
 
 
 def test_a_front_that_names_places_outside_of_the_arena_ends_the_process(bucket: Bucket) -> None:
