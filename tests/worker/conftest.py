@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from worker_harness import Bucket, Operator, WorkerProcess
+from worker_harness import FACTORS, Bucket, Operator, WorkerProcess
 
 sys.path.append(str(Path(__file__).parent / "builder"))  # job_harness: engines that are built as Jobs build them
 
@@ -20,6 +21,12 @@ def operator() -> Operator:
 @pytest.fixture
 def bucket(tmp_path: Path) -> Bucket:
     return Bucket(tmp_path / "bucket")
+
+
+@pytest.fixture
+def engines(bucket: Bucket, operator: Operator) -> list[Any]:
+    """Signed engines of three revisions: y = x, 2x, 3x."""
+    return [operator.artifact(r, bucket.publish(r, {"factor": f})[0]) for r, f in FACTORS.items()]
 
 
 @pytest.fixture

@@ -63,6 +63,8 @@ MODEL = ModelRef("ml", "m", "0f5bd0a4-uid")
 POD_UID = "pod-uid-1"
 PATIENCE_SECONDS = 30.0
 REVISION_1, REVISION_2, REVISION_3 = "aaaaaaaaaa", "bbbbbbbbbb", "cccccccccc"
+FACTORS = {REVISION_1: 1.0, REVISION_2: 2.0, REVISION_3: 3.0}
+"""What the engines of the fixture `engines` multiply by."""
 ROW = (4,)
 
 
@@ -379,6 +381,13 @@ class WorkerProcess:
 
     def metrics(self) -> str:
         return request(self.metrics_port, "GET", "/metrics", b"", {}).body.decode()
+
+
+def started(worker: WorkerProcess, stable: Any) -> WorkerProcess:
+    worker.point(stable)
+    worker.start()
+    worker.wait_ready()
+    return worker
 
 
 def fp32(data: Any, shape: Sequence[int], **more: Any) -> dict[str, Any]:

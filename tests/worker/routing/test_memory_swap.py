@@ -12,9 +12,19 @@ from typing import Any
 import pytest
 from trtmodel_contract.control import NOT_RESIDENT, EngineState, MemoryPolicy, Routes, WorkerState
 from trtmodel_contract.manifest import Manifest, MemoryNeed
-from worker_harness import REVISION_1, REVISION_2, REVISION_3, Bucket, Load, Operator, WorkerProcess, eventually
+from worker_harness import (
+    FACTORS,
+    REVISION_1,
+    REVISION_2,
+    REVISION_3,
+    Bucket,
+    Load,
+    Operator,
+    WorkerProcess,
+    eventually,
+    started,
+)
 
-FACTORS = {REVISION_1: 1.0, REVISION_2: 2.0, REVISION_3: 3.0}
 MIB = 1 << 20
 HUGE = 1 << 50
 GROUPS = Path("/sys/fs/cgroup/memory")
@@ -22,18 +32,6 @@ GROUPS = Path("/sys/fs/cgroup/memory")
 
 def needing(host_bytes: int) -> Callable[[Manifest], Manifest]:
     return lambda manifest: replace(manifest, memory=MemoryNeed(0, host_bytes))
-
-
-@pytest.fixture
-def engines(bucket: Bucket, operator: Operator) -> list[Any]:
-    return [operator.artifact(r, bucket.publish(r, {"factor": f})[0]) for r, f in FACTORS.items()]
-
-
-def started(worker: WorkerProcess, stable: Any) -> WorkerProcess:
-    worker.point(stable)
-    worker.start()
-    worker.wait_ready()
-    return worker
 
 
 def memory(worker: WorkerProcess) -> Any:

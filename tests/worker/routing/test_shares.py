@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trtmodel_worker.front.engine import Engine
 from trtmodel_worker.front.router import Router, Table
-from worker_harness import REVISION_1, REVISION_2, REVISION_3, Bucket, Operator, WorkerProcess, eventually
+from worker_harness import FACTORS, REVISION_1, REVISION_2, REVISION_3, Bucket, Operator, WorkerProcess, eventually
 
 
 class Stand:
@@ -73,10 +73,7 @@ def test_routes_in_force_are_told_as_they_are_asked_for() -> None:
 @pytest.fixture
 def engines(bucket: Bucket, operator: Operator) -> list[Any]:
     fault = {"when": 666.0, "do": "crash"}
-    return [
-        operator.artifact(r, bucket.publish(r, {"factor": f, "fault": fault})[0])
-        for r, f in ((REVISION_1, 1.0), (REVISION_2, 2.0), (REVISION_3, 3.0))
-    ]
+    return [operator.artifact(r, bucket.publish(r, {"factor": f, "fault": fault})[0]) for r, f in FACTORS.items()]
 
 
 @pytest.mark.parametrize("weight", [0, 1, 33, 100])

@@ -18,11 +18,11 @@ import pytest
 from trtmodel_contract.control import KEYS_FILE, POINTER_FILE, EngineState, WorkerState
 from trtmodel_contract.identity import LoadKey
 from worker_harness import (
+    FACTORS,
     LOAD_KEY,
     MODEL,
     REVISION_1,
     REVISION_2,
-    REVISION_3,
     Bucket,
     Load,
     Operator,
@@ -30,13 +30,6 @@ from worker_harness import (
     eventually,
     fp32,
 )
-
-FACTORS = {REVISION_1: 1.0, REVISION_2: 2.0, REVISION_3: 3.0}
-
-
-@pytest.fixture
-def engines(bucket: Bucket, operator: Operator) -> list[Any]:
-    return [operator.artifact(r, bucket.publish(r, {"factor": f})[0]) for r, f in FACTORS.items()]
 
 
 def test_it_serves_from_the_pointer_without_an_operator_and_loads_the_standby_afterwards(

@@ -14,32 +14,19 @@ from trtmodel_contract.histogram import upper_bound
 from trtmodel_contract.identity import LoadKey
 from trtmodel_contract.manifest import TensorSpec
 from worker_harness import (
+    FACTORS,
     MODEL,
     REVISION_1,
     REVISION_2,
-    REVISION_3,
     Bucket,
     Load,
     Operator,
     WorkerProcess,
     eventually,
+    started,
 )
 
 BF16 = (TensorSpec("x", "BF16", (1,)),)
-FACTORS = {REVISION_1: 1.0, REVISION_2: 2.0, REVISION_3: 3.0}
-
-
-@pytest.fixture
-def engines(bucket: Bucket, operator: Operator) -> list[Any]:
-    """Signed engines of three revisions: y = x, 2x, 3x."""
-    return [operator.artifact(r, bucket.publish(r, {"factor": f})[0]) for r, f in FACTORS.items()]
-
-
-def started(worker: WorkerProcess, stable: Any) -> WorkerProcess:
-    worker.point(stable)
-    worker.start()
-    worker.wait_ready()
-    return worker
 
 
 def test_B17_ten_swaps_under_load_fail_no_request_and_every_answer_fits_its_revision(
