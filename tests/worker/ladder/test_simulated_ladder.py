@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from simulated import Behave, PretendedHost, World, simulate, world
+from simulated import WIDTHS, Behave, PretendedHost, World, simulate, world
 from trtmodel_worker.front.calls import Failed
 from trtmodel_worker.front.lanes import LanePort
 from trtmodel_worker.host.wire import FailureClass
@@ -301,6 +301,23 @@ def test_a_request_on_a_host_that_stops_is_answered_by_the_other_one_long_before
         assert max(r.ended_at - r.call.since for r in w.requests) < 0.5
         assert engine.stats.hedge_wins > 0
         assert engine.deaths == 0
+
+    run(story)
+
+
+def test_a_free_lane_of_a_host_that_is_late_gets_nothing_while_another_host_is_in_time() -> None:
+    async def story(w: World) -> None:
+        engine = w.engine(hosts=2, lanes=3)
+        engine.scheduler._lanes.free[-1].host.stop()
+        for _ in range(50):
+            for width in WIDTHS:
+                w.send(engine, width=width)
+            await asyncio.sleep(0.03)
+        for host in engine.hosts:
+            host.wake()
+        await w.settle()
+        assert set(statuses(w)) == {200}
+        assert engine.stats.hedges <= 2  # of what it had before it was late
 
     run(story)
 
