@@ -206,7 +206,7 @@ def test_E09_every_client_gets_its_own_answer_whatever_the_shapes(start: Start) 
 
 
 def test_a_full_queue_answers_503_at_once_and_the_others_are_answered(start: Start) -> None:
-    worker = start("die", {"work": 0.3}, TRTMODEL_QUEUE_LIMIT="4", TRTMODEL_BATCH_BUCKETS="1")
+    worker = start("die", {"slow": {"width": 4, "seconds": 1.0}}, TRTMODEL_QUEUE_LIMIT="4", TRTMODEL_BATCH_BUCKETS="1")
     answers: list[Any] = []
     threads = [threading.Thread(target=lambda: answers.append(worker.infer_rows([[GOOD] * 4]))) for _ in range(12)]
     for thread in threads:
@@ -220,7 +220,11 @@ def test_a_full_queue_answers_503_at_once_and_the_others_are_answered(start: Sta
 
 def test_what_waits_too_long_for_a_lane_gets_503(start: Start) -> None:
     worker = start(
-        "die", {"work": 0.7}, TRTMODEL_CONTEXTS="1", TRTMODEL_BATCH_BUCKETS="1", TRTMODEL_REQUEST_TIMEOUT_SECONDS="1"
+        "die",
+        {"slow": {"width": 4, "seconds": 1.5}},
+        TRTMODEL_CONTEXTS="1",
+        TRTMODEL_BATCH_BUCKETS="1",
+        TRTMODEL_REQUEST_TIMEOUT_SECONDS="2.5",
     )
     answers: list[Any] = []
     threads = [threading.Thread(target=lambda: answers.append(worker.infer_rows([[GOOD] * 4]))) for _ in range(4)]

@@ -219,10 +219,10 @@ def test_a_request_that_runs_when_the_drain_delay_ends_is_answered(
     start_worker: Callable[..., WorkerProcess], bucket: Bucket, operator: Operator
 ) -> None:
     worker = start_worker(TRTMODEL_DRAIN_SECONDS="0.2")
-    worker.point(operator.artifact(REVISION_1, bucket.publish(REVISION_1, {"factor": 1.0, "work": 0.6})[0]))
+    worker.point(operator.artifact(REVISION_1, bucket.publish(REVISION_1, {"slow": {"width": 4, "seconds": 0.6}})[0]))
     worker.start()
     worker.wait_ready()
-    body = json.dumps(fp32([1, 2, 3, 4], [1, 4])).encode()
+    body = json.dumps(fp32([5, 6, 7, 8], [1, 4])).encode()
     with socket.create_connection(("127.0.0.1", worker.port), timeout=20) as s:
         s.sendall(b"POST /v2/models/m/infer HTTP/1.1\r\nHost: m\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
         time.sleep(0.2)

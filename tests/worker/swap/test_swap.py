@@ -52,7 +52,9 @@ def test_B17_ten_swaps_under_load_fail_no_request_and_every_answer_fits_its_revi
 def test_engines_that_are_not_listed_are_released_after_their_last_request(
     start_worker: Callable[..., WorkerProcess], bucket: Bucket, operator: Operator, engines: list[Any]
 ) -> None:
-    slow = operator.artifact("5105105105", bucket.publish("5105105105", {"factor": 5.0, "work": 0.6})[0])
+    slow = operator.artifact(
+        "5105105105", bucket.publish("5105105105", {"factor": 5.0, "slow": {"width": 4, "seconds": 0.6}})[0]
+    )
     worker = started(start_worker(), slow)
     with Load(worker.port, {**FACTORS, "5105105105": 5.0}, clients=2) as load:
         load.wait_for(2)
@@ -236,6 +238,7 @@ def test_E15_the_first_requests_of_a_new_engine_are_no_slower_than_the_others(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)  # a swap starts a process, which takes long on a busy machine
 def test_a_hundred_swaps_leave_descriptors_and_memory_flat(worker: WorkerProcess, engines: list[Any]) -> None:
     v1, v2, _ = engines
     started(worker, v1)
