@@ -58,14 +58,14 @@ def warm(lanes: Sequence[Lane], manifest: Manifest, buckets: Sequence[int], pace
     """Run every step on the first lane, the smallest first, and measure it; then on the others. Raises what the lanes
     raise."""
     slowest, medians = 0.0, dict[int, float]()
-    done: list[tuple[Step, float]] = []
+    done: list[tuple[Step, float | None]] = []
     for step in steps(manifest, buckets):
         bucket = None if step.bucket is None or _pointless(medians, step.bucket) else step.bucket
         if bucket is None and not step.own:
             continue
-        times = _run(lanes[0], step.shapes, manifest.inputs, _MEASURED if bucket else 1, pace)[1]
-        slowest = max(slowest, *times)
-        done.append((step, median(times)))
+        first, times = _run(lanes[0], step.shapes, manifest.inputs, _MEASURED if bucket else 1, pace)
+        slowest = max(slowest, *(times or [first]))
+        done.append((step, median(times) if times else None))
         if bucket:
             medians[bucket] = max(medians.get(bucket, 0.0), median(times))
     for lane in lanes[1:]:
@@ -80,13 +80,14 @@ def _pointless(medians: Mapping[int, float], bucket: int) -> bool:
     return len(per_row) > 2 and min(per_row[-2:]) > _GAIN * min(per_row[:-2])
 
 
-def _warm_as_the_first(lane: Lane, done: Sequence[tuple[Step, float]], manifest: Manifest, pace: Pace) -> None:
+def _warm_as_the_first(lane: Lane, done: Sequence[tuple[Step, float | None]], manifest: Manifest, pace: Pace) -> None:
     """Lanes of some runtimes share everything that the first one has made warm: two first runs in a row that are as
     fast as those of a warm lane show it, and the rest is left out."""
     warm_already = 0
     for step, usual in done:
         first, _ = _run(lane, step.shapes, manifest.inputs, 0, pace)
-        warm_already = warm_already + 1 if first <= _WARM * usual + _NOISE_SECONDS else 0
+        warm = usual is not None and first <= _WARM * usual + _NOISE_SECONDS
+        warm_already = warm_already + 1 if warm else 0
         if warm_already == 2:
             return
 
@@ -157,12 +158,12 @@ def runner(lane: Lane, shapes: Shapes, inputs: Sequence[TensorSpec]) -> Callable
 def _run(
     lane: Lane, shapes: Shapes, inputs: Sequence[TensorSpec], measured: int, pace: Pace
 ) -> tuple[float, list[float]]:
-    """Seconds of the first run and of each one after it. A first run that took long is the figure by itself: what is
-    slow about it for being the first is the smaller part."""
+    """Seconds of the first run and of each one after it; of a shape that is `measured` once only and takes long there
+    is none."""
     run = runner(lane, shapes, inputs)
     first, times = pace.run(run)[1], list[float]()
-    if measured and first > _LONG_SECONDS:
-        return first, [first]
+    if measured == 1 and first > _LONG_SECONDS:
+        return first, times
     while len(times) < measured and sum(times) <= _LONG_SECONDS:
         times.append(pace.run(run)[1])
     return first, times
