@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -57,6 +58,13 @@ class Caller:
         elif state is grpc.ChannelConnectivity.IDLE and self._connected:
             self._connected = False
             self.left += 1
+
+    def call_until_asked_to_leave(self, call: Callable[[], bool], oldest: float) -> None:
+        """`call` again and again, each time well answered, until the connection was asked to leave. That it was may go
+        unseen, as the next one is there at once: it has been when it is `oldest` seconds old."""
+        begun, deadline = self.left, time.monotonic() + oldest
+        while self.left == begun and time.monotonic() < deadline:
+            assert call()
 
     def method(self, name: str, service: str = INFERENCE) -> tuple[Any, Any]:
         messages = health_pb2 if service == HEALTH else inference_pb2

@@ -319,13 +319,14 @@ def refuses(port: int) -> bool:
 def test_connections_are_asked_to_leave_while_calls_are_accepted_so_that_none_fails(front: ScriptedFront) -> None:
     """The client calls without pause until its connection was asked to leave: then a Service would lead elsewhere."""
     front.answer = live_or(http_answer(200, ANSWER, RAW))
+
+    def answered() -> bool:
+        return bool(caller.infer(infer_request(RAW))[0].model_version == "r1")
+
     with gateway_before(front, finish_seconds=20.0) as (caller, pid):
-        begun = caller.left
-        while caller.left == begun:
-            assert caller.infer(infer_request(RAW))[0].model_version == "r1"
+        caller.call_until_asked_to_leave(answered, oldest=12.0)
         terminate(pid)
-        while caller.left == begun + 1:
-            assert caller.infer(infer_request(RAW))[0].model_version == "r1"
+        caller.call_until_asked_to_leave(answered, oldest=12.0)
         eventually(lambda: refuses(caller.port), "it ends")
 
 
