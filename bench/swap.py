@@ -1,10 +1,11 @@
 """What clients feel of a change of engines: open-loop load at a share of the capacity, and one swap after the other.
 
-    python bench/swap.py [--swaps 50] [--share 0.7] [--model magika]
+    python bench/swap.py [--swaps 50] [--share 0.7]
 
 The load generator is the demo's: requests leave on time whatever the answers do, a latency counts from when the request
 was due, and every answer is checked. "before" is the quiet time before each swap, "during" from the wish to half a
-second after the new routes. Printed is a table in Markdown (medians over the swaps) and the ratio of the p99s.
+second after the new routes; the old engine is not kept, so that each swap loads one. Printed is a table in Markdown
+(medians over the swaps) and the ratio of the p99s.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ def one(server: OurServer, port: int, number: int) -> tuple[dict[str, float], di
     """Summaries before and during one swap, and how long it took."""
     time.sleep(QUIET_SECONDS)  # this is the measurement
     began = time.time()
-    server.change(1 + number % 2, 2 - number % 2)
+    server.change(1 + number % 2, 2 - number % 2, keep=False)
     ended = time.time()
     time.sleep(1.0)  # what was due in it is answered by now
     return summary(port, began - QUIET_SECONDS, began), summary(port, began, ended + 0.5), ended - began

@@ -108,14 +108,14 @@ class OurServer:
     def new_version(self) -> None:
         self.change(1, 2)
 
-    def change(self, former: int, to: int) -> None:
-        """Version `former` serves; swap to the other one, and keep it as standby."""
+    def change(self, former: int, to: int, keep: bool = True) -> None:
+        """Version `former` serves; swap to the other one, and `keep` it as standby."""
         old, new = self._signed(former), self._signed(to)
         answer = self._worker.desire(old, new)
         if answer.status != 200:
             raise RuntimeError(f"the worker refused: {answer.status} {answer.body[:200]!r}")
         self._wait_ready(new)
-        self._worker.desire(new, standby=old)
+        self._worker.desire(new, standby=old if keep else None)
         self._worker.wait_routed(new.manifest_digest)
 
     def _wait_ready(self, artifact: SignedArtifact) -> None:

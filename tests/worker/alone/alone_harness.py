@@ -39,10 +39,13 @@ class Served:
 
     def start(self) -> Served:
         self.process = subprocess.Popen(
-            self._command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, cwd=self._cwd,
             # As in a terminal, also where the tests run in the background of a shell, which ignores Ctrl-C.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-        )  # fmt: skip
+            ["env", "--default-signal=INT", *self._command],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=self._cwd,
+        )
         self._reader = threading.Thread(target=self._listen, daemon=True)
         self._reader.start()
         return self

@@ -104,6 +104,7 @@ class Scheduler:
         )  # fmt: skip
         self._loop = asyncio.get_running_loop()
         self._pump_due = False
+        self._came_alone = False
         self._delay_timer: asyncio.TimerHandle | None = None
 
     # -- what is seen from outside
@@ -161,7 +162,11 @@ class Scheduler:
             self._stats.lane_waits += 1
         self._group(call)
         self._waiting.push(call)
-        if not self._pump_due:
+        if self._pump_due:
+            return
+        if self._came_alone and self._lanes.free:
+            self._pump()  # as the last one did: waiting for company would only cost it a turn of the loop
+        else:
             self._pump_later()
 
     def take_over(self, calls: Sequence[Call]) -> None:
@@ -402,6 +407,7 @@ class Scheduler:
         if not place.run(batch):
             self._arena.give_input(slot)
             return False
+        self._came_alone = len(calls) == 1 and not len(self._waiting)
         self._stats.batches += 1
         self._stats.rows += batch.rows
         self._stats.padded_rows += batch.padded - batch.rows
