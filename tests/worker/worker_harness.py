@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -418,21 +418,19 @@ def request(
         connection.close()
 
 
-class Load:
-    """Clients that send without pause over kept connections and check every answer: it must be what the revision that
-    it names would say. `factors`: revision -> factor."""
+class ClientThreads:
+    """Clients in threads of their own, from the beginning of a `with` to its end."""
 
-    def __init__(self, port: int, factors: Mapping[str, float], clients: int = 8, renew: int = 200) -> None:
-        self._port, self._factors, self._renew = port, factors, renew
+    def __init__(self, clients: int) -> None:
         self._stop = threading.Event()
-        self.sent = 0
-        self.seen: dict[str, int] = {}
-        self.failures: list[str] = []
-        self.slowest = 0.0
         self._lock = threading.Lock()
         self._threads = [threading.Thread(target=self._client, args=(i,)) for i in range(clients)]
 
-    def __enter__(self) -> Load:
+    def _client(self, number: int) -> None:
+        """Ask until `_stop` is set."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
         for thread in self._threads:
             thread.start()
         return self
@@ -441,6 +439,19 @@ class Load:
         self._stop.set()
         for thread in self._threads:
             thread.join()
+
+
+class Load(ClientThreads):
+    """Clients that send without pause over kept connections and check every answer: it must be what the revision that
+    it names would say. `factors`: revision -> factor."""
+
+    def __init__(self, port: int, factors: Mapping[str, float], clients: int = 8, renew: int = 200) -> None:
+        super().__init__(clients)
+        self._port, self._factors, self._renew = port, factors, renew
+        self.sent = 0
+        self.seen: dict[str, int] = {}
+        self.failures: list[str] = []
+        self.slowest = 0.0
 
     def wait_for(self, count: int) -> None:
         """Until so many more requests were answered."""

@@ -10,7 +10,6 @@ import random
 import re
 import signal
 import struct
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from typing import Any
 
 import numpy as np
 from trtmodel_contract.manifest import TensorSpec
-from worker_harness import REVISION_1, Answer, Bucket, Operator, WorkerProcess, binary_fp32, eventually
+from worker_harness import REVISION_1, Answer, Bucket, ClientThreads, Operator, WorkerProcess, binary_fp32, eventually
 
 Start = Callable[..., WorkerProcess]
 DYNAMIC = {
@@ -43,7 +42,7 @@ class Seen:
         return self.ended - self.started
 
 
-class Clients:
+class Clients(ClientThreads):
     """Send without pause over kept connections, `rows` x `widths` at random. An answer must be what the revision that
     it names makes of the rows; one that is none of 200 and `allowed` is a failure. `pause`: seconds between two."""
 
@@ -59,25 +58,13 @@ class Clients:
         pause: float = 0.0,
         path: str = "/v2/models/m/infer",
     ) -> None:
+        super().__init__(clients)
         self._port, self._factors, self._path = port, factors, path
         self._rows, self._widths, self._allowed, self._pause = rows, widths, allowed, pause
-        self._stop = threading.Event()
-        self._lock = threading.Lock()
         self.seen: list[Seen] = []
         self.failures: list[str] = []
         self.wrong: list[str] = []
         self.refusals: list[Answer] = []
-        self._threads = [threading.Thread(target=self._client, args=(i,)) for i in range(clients)]
-
-    def __enter__(self) -> Clients:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        for thread in self._threads:
-            thread.join()
 
     def wait_for(self, count: int, seconds: float = 60.0) -> None:
         """Until so many more requests were answered."""

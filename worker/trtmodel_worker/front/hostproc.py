@@ -16,7 +16,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,17 +27,13 @@ from trtmodel_contract.exitcodes import HostExit
 from trtmodel_contract.identity import LoadKey
 from trtmodel_contract.manifest import Manifest
 
+from trtmodel_worker.environment import scrubbed
 from trtmodel_worker.front.lanes import LanePort
 from trtmodel_worker.host.arena import Arena, sealed_bytes
 from trtmodel_worker.host.wire import MAX_MESSAGE_BYTES, HostConfig, Ready, Refused
 
 log = logging.getLogger(__name__)
 
-# What a host inherits. No token, no credentials, nothing of the pod: a plan is executable content.
-_INHERITED = (
-    "PATH", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME", "PYTHONDONTWRITEBYTECODE",
-    "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES",
-)  # fmt: skip
 _DESCRIBE_SECONDS = 60.0
 _FINISH_SECONDS = 15.0
 _EXITS = {
@@ -75,10 +71,6 @@ class Payload:
     def close(self) -> None:
         for fd, _ in (self.plan, *self.goldens):
             os.close(fd)
-
-
-def scrubbed(env: Mapping[str, str]) -> dict[str, str]:
-    return {name: env[name] for name in _INHERITED if name in env}
 
 
 class Hosts:

@@ -17,7 +17,6 @@ from trtmodel_contract.control import MemoryPolicy, Role
 from trtmodel_contract.manifest import Manifest, MemoryNeed
 
 MARGIN = 1.1  # needs were measured on another day, with other neighbours
-AUTO = "Auto"
 _MIB = 1 << 20
 _UNLIMITED = 1 << 60  # version 1 writes "no limit" as the largest number of pages
 

@@ -14,7 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from trtmodel_worker.front.hostproc import scrubbed
+from trtmodel_worker.environment import scrubbed
 from trtmodel_worker.settings import Settings
 
 log = logging.getLogger(__name__)
