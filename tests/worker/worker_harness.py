@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import dataclasses
 import http.client
 import io
 import json
 import os
+import random
 import signal
 import socket
 import struct
@@ -81,9 +83,11 @@ def eventually(what: Callable[[], Any], why: str, seconds: float = PATIENCE_SECO
 
 
 def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
+    """Below those that the kernel gives to outgoing connections: one of them would take it before its server does."""
+    while True:
+        with socket.socket() as s, contextlib.suppress(OSError):
+            s.bind(("127.0.0.1", random.SystemRandom().randrange(12_000, 30_000)))
+            return int(s.getsockname()[1])
 
 
 class Operator:
