@@ -30,12 +30,22 @@ def run(stage: str, request: Request, work: Path) -> Answer:
     command = [sys.executable, "-m", "trtmodel_worker.builder.stages", stage, str(request_path), str(answer_path)]
     words = collections.deque[str](maxlen=LAST_WORDS)
     # A Job that is asked to end while Popen is at work would leave a process that nobody knows: it is told afterwards.
-    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace")
+    # Not by a signal mask, which holds for one thread: another one would take the signal, and Python act on it here.
+    asked_to_end: list[int] = []
+    former = signal.signal(signal.SIGTERM, lambda number, _: asked_to_end.append(number))
+    try:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace"
+        )
+    except BaseException:
+        signal.signal(signal.SIGTERM, former)
+        raise
     timer = threading.Timer(MOST_SECONDS, process.kill)
     timer.daemon = True
     try:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+        signal.signal(signal.SIGTERM, former)
+        for number in asked_to_end:
+            signal.raise_signal(number)
         timer.start()
         assert process.stderr is not None
         for line in process.stderr:
