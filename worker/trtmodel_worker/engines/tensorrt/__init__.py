@@ -1,0 +1,1 @@
+"""TensorRT on an NVIDIA GPU. A plan is a serialised engine."""
