@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import email.utils
 import os
+import shutil
 import threading
+import time
 import uuid
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,11 +18,21 @@ from trtmodel_contract.identity import Storage
 from trtmodel_contract.jobs import Reason
 
 from trtmodel_worker.storage.cache import Reader
-from trtmodel_worker.storage.errors import StorageError, from_exception, unavailable
+from trtmodel_worker.storage.errors import NotFound, StorageError, from_exception, unavailable
 
 CONNECT_TIMEOUT_SECONDS = 3
 READ_TIMEOUT_SECONDS = 20
 MULTIPART_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An object as the store lists it. `modified`: when it was last written, in seconds since 1970 by the store's own
+    clock, to be compared with `ObjectStore.now` only."""
+
+    key: str
+    size: int
+    modified: float
 
 
 class ObjectStore(Protocol):
@@ -31,6 +45,21 @@ class ObjectStore(Protocol):
     def open(self, key: str) -> contextlib.AbstractContextManager[Reader]: ...
 
     def list(self, prefix: str) -> Iterator[str]: ...
+
+    def entries(self, prefix: str) -> Iterator[Entry]: ...
+
+    def stat(self, key: str) -> Entry | None:
+        """None: there is no such object."""
+        ...
+
+    def now(self) -> float:
+        """The store's clock: that of this machine may be off by hours (field case D-12)."""
+        ...
+
+    def delete(self, key: str) -> None:
+        """Remove one object; that it is gone already is no error. There is no way to remove many at once: stores
+        demand different checksums for it (field case D-03)."""
+        ...
 
     def put(self, key: str, content: Path | bytes) -> None:
         """Write a file or bytes; what was there is replaced in one step."""
@@ -66,9 +95,32 @@ class DirectoryStore:
         except OSError as e:
             raise from_exception(e, self.where(prefix)) from e
 
+    def entries(self, prefix: str) -> Iterator[Entry]:
+        for key in self.list(prefix):
+            entry = self.stat(key)
+            if entry is not None:  # removed since it was listed
+                yield entry
+
+    def stat(self, key: str) -> Entry | None:
+        try:
+            found = (self._root / key).stat()
+        except FileNotFoundError:
+            return None
+        except OSError as e:
+            raise from_exception(e, self.where(key)) from e
+        return Entry(key, found.st_size, found.st_mtime)
+
+    def now(self) -> float:
+        return time.time()
+
+    def delete(self, key: str) -> None:
+        try:
+            (self._root / key).unlink(missing_ok=True)
+        except OSError as e:
+            raise from_exception(e, self.where(key)) from e
+
     def put(self, key: str, content: Path | bytes) -> None:
-        data = content if isinstance(content, bytes) else content.read_bytes()
-        with self._written(key, data) as temporary:
+        with self._written(key, content) as temporary:
             temporary.replace(self._root / key)
 
     def put_new(self, key: str, data: bytes) -> bool:
@@ -80,12 +132,15 @@ class DirectoryStore:
         return True
 
     @contextlib.contextmanager
-    def _written(self, key: str, data: bytes) -> Iterator[Path]:
+    def _written(self, key: str, content: Path | bytes) -> Iterator[Path]:
         target = self._root / key
         temporary = target.parent / f".{uuid.uuid4().hex}"
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_bytes(data)
+            if isinstance(content, bytes):
+                temporary.write_bytes(content)
+            else:
+                shutil.copyfile(content, temporary)
             yield temporary
         except OSError as e:
             raise from_exception(e, self.where(key)) from e
@@ -146,11 +201,32 @@ class S3Store:
             yield body
 
     def list(self, prefix: str) -> Iterator[str]:
+        return (entry.key for entry in self.entries(prefix))
+
+    def entries(self, prefix: str) -> Iterator[Entry]:
         with self._mapped(prefix):
             pages = self._client.get().get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=prefix)
             for page in pages:
                 for item in page.get("Contents", ()):
-                    yield item["Key"]
+                    yield Entry(item["Key"], item["Size"], item["LastModified"].timestamp())
+
+    def stat(self, key: str) -> Entry | None:
+        try:
+            with self._mapped(key):
+                found = self._client.get().head_object(Bucket=self._bucket, Key=key)
+        except NotFound:
+            return None
+        return Entry(key, found["ContentLength"], found["LastModified"].timestamp())
+
+    def now(self) -> float:
+        with self._mapped(""):
+            answer = self._client.get().head_bucket(Bucket=self._bucket)
+            date: str = answer["ResponseMetadata"]["HTTPHeaders"]["date"]
+        return email.utils.parsedate_to_datetime(date).timestamp()
+
+    def delete(self, key: str) -> None:
+        with self._mapped(key):
+            self._client.get().delete_object(Bucket=self._bucket, Key=key)
 
     def put(self, key: str, content: Path | bytes) -> None:
         with self._mapped(key):
