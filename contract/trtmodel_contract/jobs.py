@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
-from trtmodel_contract.codec import canonical, dumps
+from trtmodel_contract.codec import LATER, canonical, dumps
 from trtmodel_contract.gate import GateFigures, Task, Thresholds
 from trtmodel_contract.identity import EngineSettings, LoadKey, ModelRef, Storage, short_hash
 from trtmodel_contract.manifest import TensorSpec
@@ -59,7 +59,11 @@ class CalibrationRequest:
 
 @dataclass(frozen=True)
 class ResolveTask:
-    """Find out what the source is, whether it can work, and what exists already. Takes no GPU."""
+    """Find out what the source is, whether it can work, and what exists already. Takes no GPU.
+
+    `cluster` (a uid; '': the Job pins nothing) and `keep` decide what the collector leaves alone, not what is resolved:
+    leave both out of a hash that says whether to resolve again. `keep`: the digests of *all* manifests that the model
+    lives on, history included; None: not told, so that old pins stay."""
 
     SCHEMA: ClassVar[str] = "trtmodel.io/resolve-task/v1"
 
@@ -71,11 +75,13 @@ class ResolveTask:
     calibration: CalibrationRequest | None
     dataset: DataSet
     verify_task: Task
+    cluster: str = field(default="", metadata=LATER)
+    keep: tuple[str, ...] | None = field(default=None, metadata=LATER)
 
 
 @dataclass(frozen=True)
 class BuildTask:
-    """Build, prove and publish one engine on the node where this runs."""
+    """Build, prove and publish one engine on the node where this runs. `cluster` as in ResolveTask."""
 
     SCHEMA: ClassVar[str] = "trtmodel.io/build-task/v1"
 
@@ -89,6 +95,22 @@ class BuildTask:
     dataset: DataSet
     verify_task: Task
     thresholds: Thresholds
+    cluster: str = field(default="", metadata=LATER)
+
+
+@dataclass(frozen=True)
+class CollectTask:
+    """Remove what nothing needs from the bucket of a namespace; with `model`, what only that model of `cluster` pinned,
+    and its pins: for a TRTModel that was deleted with deletionPolicy Delete. Without `delete` nothing is changed."""
+
+    SCHEMA: ClassVar[str] = "trtmodel.io/collect-task/v1"
+
+    namespace: str
+    storage: Storage
+    cluster: str
+    model: ModelRef | None = None
+    delete: bool = False
+    grace_seconds: int = 172800
 
 
 @dataclass(frozen=True)
@@ -128,6 +150,17 @@ class BuildResult:
 
 
 @dataclass(frozen=True)
+class CollectResult:
+    """`deleted` engines with their figures and blobs (or would be, without `delete`); `waiting` ones are out of use
+    and go the next time; `kept` are pinned or young. `freed_bytes` counts every object that was removed."""
+
+    deleted: int
+    waiting: int
+    kept: int
+    freed_bytes: int
+
+
+@dataclass(frozen=True)
 class JobResult:
     """The termination message of a Job's container."""
 
@@ -137,6 +170,7 @@ class JobResult:
     message: str
     resolve: ResolveResult | None = None
     build: BuildResult | None = None
+    collect: CollectResult | None = field(default=None, metadata=LATER)
 
     def to_termination_message(self) -> bytes:
         """At most 4,096 bytes, whatever is in it. What does not fit goes in this order: the end of the message, all

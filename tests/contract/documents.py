@@ -12,22 +12,26 @@ from typing import Any
 from hypothesis import strategies as st
 from trtmodel_contract.control import BootPointer, ControlError, DesiredRequest, Report
 from trtmodel_contract.gate import GateFigures
-from trtmodel_contract.identity import Recipe, ShapeRange
-from trtmodel_contract.jobs import BuildTask, JobResult, ResolveTask
+from trtmodel_contract.identity import ModelRef, Recipe, ShapeRange
+from trtmodel_contract.jobs import BuildTask, CollectTask, JobResult, ResolveTask
+from trtmodel_contract.keeping import Pin, Revocation
 from trtmodel_contract.manifest import Blob, Manifest
 from trtmodel_contract.signing import KeySet
 
 DOCUMENTS = (
     BootPointer,
     BuildTask,
+    CollectTask,
     ControlError,
     DesiredRequest,
     GateFigures,
     JobResult,
     KeySet,
     Manifest,
+    Pin,
     Report,
     ResolveTask,
+    Revocation,
 )
 
 # Half a surrogate pair is no Unicode; everything else may be in a name, a path or a message.
@@ -49,11 +53,18 @@ def shape_ranges(draw: st.DrawFn) -> ShapeRange:
     return ShapeRange(*(tuple(triple[i] for triple in triples) for i in range(3)))
 
 
+@st.composite
+def pins(draw: st.DrawFn) -> Pin:
+    return Pin(draw(instances(ModelRef)), tuple(draw(st.lists(SHA256, max_size=3))))
+
+
 def instances(kind: Any) -> st.SearchStrategy[Any]:
     """Any value of the type `kind`: a document, a part of one, or a scalar."""
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if kind is ShapeRange:
         return shape_ranges()
+    if kind is Pin:
+        return pins()
     if kind in SCALARS:
         return SCALARS[kind]
     if origin in (typing.Union, types.UnionType):
