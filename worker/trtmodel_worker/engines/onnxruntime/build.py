@@ -59,7 +59,7 @@ class OnnxBuilder:
         done = {"precision": settings.precision, "runtime": "ONNXRuntime"}
         with tempfile.TemporaryDirectory(dir=plan.parent) as directory:
             ready = source
-            keep = _kept(source, settings)
+            keep = kept(source, settings)
             if settings.precision == "FP16":
                 ready = Path(directory) / "fp16.onnx"
                 done |= fp16.to_fp16(source, keep, ready)
@@ -73,7 +73,7 @@ class OnnxBuilder:
         return done | {"graphOptimizationLevel": level.name}
 
 
-def _kept(source: Path, settings: EngineSettings) -> tuple[str, ...]:
+def kept(source: Path, settings: EngineSettings) -> tuple[str, ...]:
     """Names of the nodes that keep FP32. Raises Rejected if a pattern is none or matches nothing: a guard that guards
     nothing is a mistake."""
     if settings.keep_precision is None:

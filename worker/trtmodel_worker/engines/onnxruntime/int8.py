@@ -36,7 +36,7 @@ def to_int8(source: Path, keep: Collection[str], calibration: CalibrationData, t
         if not chosen:
             text = f"INT8 was asked for, but the graph has no {', '.join(QUANTIZED)} outside of keepPrecision"
             raise Rejected(Reason.PRECISION_UNSUPPORTED, text)
-        ranges = _calibrate(prepared, calibration, Path(directory) / "augmented.onnx")
+        ranges = calibrate(prepared, calibration, Path(directory) / "augmented.onnx")
     _, level = machine.device_and_level()
     narrow = not machine.has_wide_int8(level)
     quantizer = QDQQuantizer(
@@ -61,7 +61,7 @@ def to_int8(source: Path, keep: Collection[str], calibration: CalibrationData, t
     }
 
 
-def _calibrate(model: Path, calibration: CalibrationData, augmented: Path) -> Any:
+def calibrate(model: Path, calibration: CalibrationData, augmented: Path) -> Any:
     """Ranges of the activations. Batch by batch: collecting all of them first took 1.9 GB for 200 samples."""
     calibrator = create_calibrator(
         model, list(QUANTIZED), str(augmented), calibrate_method=_METHODS[calibration.method]
