@@ -61,6 +61,11 @@ class ObjectStore(Protocol):
         demand different checksums for it (field case D-03)."""
         ...
 
+    def drop_unfinished(self, prefix: str, before: float) -> int:
+        """Abort uploads in pieces that began before that time: nobody sees their parts, and they are billed (field case
+        D-15). Returns how many."""
+        ...
+
     def put(self, key: str, content: Path | bytes) -> None:
         """Write a file or bytes; what was there is replaced in one step."""
         ...
@@ -118,6 +123,9 @@ class DirectoryStore:
             (self._root / key).unlink(missing_ok=True)
         except OSError as e:
             raise from_exception(e, self.where(key)) from e
+
+    def drop_unfinished(self, prefix: str, before: float) -> int:
+        return 0  # what a killed writer leaves here is a file like others
 
     def put(self, key: str, content: Path | bytes) -> None:
         with self._written(key, content) as temporary:
@@ -227,6 +235,20 @@ class S3Store:
     def delete(self, key: str) -> None:
         with self._mapped(key):
             self._client.get().delete_object(Bucket=self._bucket, Key=key)
+
+    def drop_unfinished(self, prefix: str, before: float) -> int:
+        dropped = 0
+        with self._mapped(prefix):
+            client = self._client.get()
+            pages = client.get_paginator("list_multipart_uploads").paginate(Bucket=self._bucket, Prefix=prefix)
+            for page in pages:
+                for upload in page.get("Uploads", ()):
+                    if upload["Initiated"].timestamp() < before:
+                        client.abort_multipart_upload(
+                            Bucket=self._bucket, Key=upload["Key"], UploadId=upload["UploadId"]
+                        )
+                        dropped += 1
+        return dropped
 
     def put(self, key: str, content: Path | bytes) -> None:
         with self._mapped(key):
