@@ -61,7 +61,7 @@ class ObjectStore(Protocol):
         demand different checksums for it (field case D-03)."""
         ...
 
-    def drop_unfinished(self, prefix: str, before: float) -> int:
+    def drop_unfinished(self, prefix: str, before: float, /) -> int:
         """Abort uploads in pieces that began before that time: nobody sees their parts, and they are billed (field case
         D-15). Returns how many."""
         ...
@@ -124,7 +124,7 @@ class DirectoryStore:
         except OSError as e:
             raise from_exception(e, self.where(key)) from e
 
-    def drop_unfinished(self, prefix: str, before: float) -> int:
+    def drop_unfinished(self, _prefix: str, _before: float, /) -> int:
         return 0  # what a killed writer leaves here is a file like others
 
     def put(self, key: str, content: Path | bytes) -> None:
@@ -236,7 +236,7 @@ class S3Store:
         with self._mapped(key):
             self._client.get().delete_object(Bucket=self._bucket, Key=key)
 
-    def drop_unfinished(self, prefix: str, before: float) -> int:
+    def drop_unfinished(self, prefix: str, before: float, /) -> int:
         dropped = 0
         with self._mapped(prefix):
             client = self._client.get()
