@@ -69,6 +69,8 @@ class Capabilities:
     sized_device_memory: bool
     """Scratch memory is given with its size, and asked for profile by profile."""
     progress_monitor: bool
+    parser_names_nodes: bool
+    """An error of the ONNX parser names its node. Before that it has only the node's number in the graph."""
     integers_64: bool
     """Tensors of INT64 exist. Before 10 the parser makes INT32 of them, at inputs and outputs too."""
     contexts_beside_serving: bool
@@ -115,6 +117,7 @@ def capabilities(trt: Trt) -> Capabilities:
         allocation_strategies=hasattr(trt, "ExecutionContextAllocationStrategy"),
         sized_device_memory=hasattr(trt.IExecutionContext, "set_device_memory"),
         progress_monitor=hasattr(trt.IBuilderConfig, "progress_monitor"),
+        parser_names_nodes=hasattr(trt.ParserError, "node_name"),
         integers_64=hasattr(trt.DataType, "INT64"),
         contexts_beside_serving=release >= (9,),
     )
