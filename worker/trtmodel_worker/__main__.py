@@ -1,4 +1,4 @@
-"""``python -m trtmodel_worker serve | resolve | build``."""
+"""``python -m trtmodel_worker serve | resolve | build | collect``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="trtmodel_worker", description=__doc__)
-    parser.add_argument("command", choices=("serve", "resolve", "build"))
+    parser.add_argument("command", choices=("serve", "resolve", "build", "collect"))
     command = parser.parse_args(arguments).command
     if command == "serve":
         from trtmodel_worker.front.main import main as serve

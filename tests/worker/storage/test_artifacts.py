@@ -80,7 +80,7 @@ def test_a_manifest_whose_bytes_changed_is_refused(store: ArtifactStore, root: P
 def test_nothing_is_found_before_the_manifest_is_there(store: ArtifactStore) -> None:
     store.put_bytes(b"plan")
     assert list(store.current(REVISION)) == []
-    assert store.next_number(REVISION, KEY) == 1
+    assert store.look_up(REVISION, KEY).next_number == 1
 
 
 def test_the_highest_unrevoked_build_wins(store: ArtifactStore, root: Path) -> None:
@@ -89,7 +89,7 @@ def test_the_highest_unrevoked_build_wins(store: ArtifactStore, root: Path) -> N
     assert store.find(REVISION, KEY)[1].number == 10  # type: ignore[index]
     (root / storelayout.revoked_key("trtmodel/ml", REVISION, KEY, 10)).write_bytes(b"")
     assert store.find(REVISION, KEY)[1].number == 2  # type: ignore[index]
-    assert store.next_number(REVISION, KEY) == 11
+    assert store.look_up(REVISION, KEY).next_number == 11
 
 
 def test_who_commits_second_gets_the_first_ones_manifest(store: ArtifactStore) -> None:

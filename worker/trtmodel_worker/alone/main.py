@@ -1,4 +1,5 @@
-"""``trtmodel check | build | verify | serve``: what the Jobs and workers of a cluster do, on this machine.
+"""``trtmodel check | build | verify | serve``: what the Jobs and workers of a cluster do, on this machine, and
+``artifacts | copy | revoke | collect``: to keep a bucket in order.
 
 Progress and errors go to standard error. Exit codes: 0 done; 1 something outside failed, try again; 2 the command line
 cannot be used; 42 the model cannot be used so, or the gate failed; 44 the gate needs more samples; 130 interrupted.
@@ -20,7 +21,7 @@ from typing import Any
 from trtmodel_contract.gate import Task, Thresholds
 from trtmodel_contract.version import product_version
 
-from trtmodel_worker.alone import serve
+from trtmodel_worker.alone import artifacts, serve
 from trtmodel_worker.alone.home import Home, default_home
 from trtmodel_worker.alone.say import say
 from trtmodel_worker.storage import StorageError
@@ -42,7 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
     home = Home(options.cache.expanduser().absolute())
     try:
         with home.in_use():
-            code = _serve(options, home) if options.command == "serve" else _of_engine(options, home)
+            code = _run(options, home)
     except KeyboardInterrupt:
         say("interrupted")
         code = EXIT_INTERRUPTED
@@ -50,6 +51,12 @@ def main(arguments: list[str] | None = None) -> int:
         say(e.message)
         code = EXIT_FAILED
     return code
+
+
+def _run(options: argparse.Namespace, home: Home) -> int:
+    if options.command in artifacts.COMMANDS:
+        return artifacts.run(options, home)
+    return _serve(options, home) if options.command == "serve" else _of_engine(options, home)
 
 
 def _of_engine(options: argparse.Namespace, home: Home) -> int:
@@ -151,6 +158,7 @@ def _parser() -> argparse.ArgumentParser:
     server.add_argument("--metrics", type=_number(1, 65535), default=8082, metavar="PORT", help="default: %(default)s")
     server.add_argument("--contexts", type=_contexts, default="1", metavar="N|Auto", help="batches at the same time")
     server.add_argument("--hosts", type=_number(1, 8), default=1, metavar="N", help="engine processes")
+    artifacts.add_parsers(commands)
     return parser
 
 

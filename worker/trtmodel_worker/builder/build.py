@@ -1,11 +1,12 @@
 """Build, prove and publish one engine on the node where this runs.
 
-    figures there already? ------------------------------------> verdict
-    engine there?   fetch its plan -------------> gate --------> verdict
-    else            build -> prove, gate, reload -> publish ----> verdict
+    engine there?   pin it, read its bytes -- damaged? --> revoke it, look again
+      figures of this data set there? ------------------> verdict
+      no            gate -------------------------------> verdict
+    none there      build -> prove, gate, reload -> publish, pin -> verdict
 
 An engine is published whatever the verdict: without the operator's signature no worker loads it, and thresholds that
-change later need no new build.
+change later need no new build. A Job that finds an engine has read every byte of it: what it answers, workers can load.
 """
 
 from __future__ import annotations
@@ -18,16 +19,19 @@ from pathlib import Path
 
 from trtmodel_contract.gate import GateFigures, Verdict, judge
 from trtmodel_contract.jobs import BuildResult, BuildTask, FoundArtifact, Reason
-from trtmodel_contract.manifest import Manifest
+from trtmodel_contract.keeping import Cause, Revocation
+from trtmodel_contract.manifest import Blob, Manifest
 
-from trtmodel_worker.builder import check, child
+from trtmodel_worker.builder import check, child, pins, timing
 from trtmodel_worker.builder.publish import publish
 from trtmodel_worker.builder.sources import Place, identity, revision_of, used_calibration
 from trtmodel_worker.builder.stages import Answer, GoldenAnswer, LocalData, Request
 from trtmodel_worker.engines import registry
 from trtmodel_worker.engines.building import Rejected
-from trtmodel_worker.storage import ArtifactStore, Fetched
-from trtmodel_worker.storage.cache import digest_of
+from trtmodel_worker.storage import ArtifactStore, Fetched, NotFound, StorageError
+
+MOST_DAMAGED = 8  # that one Job revokes: more is not bad luck
+READS = 2  # of bytes that are not what they should be: the connection may be at fault
 
 Progress = Callable[[str], None]
 
@@ -41,72 +45,118 @@ class Ended:
     result: BuildResult
 
 
+@dataclass(frozen=True)
+class _Found:
+    """An engine of the wanted revision for this machine, all its bytes read. `plan` is the local copy."""
+
+    digest: str
+    manifest: Manifest
+    plan: Path
+
+
 def build(task: BuildTask, place: Place, work: Path, progress: Progress) -> Ended:
     """Raises Rejected, StorageError, StageDied. `work` is an empty directory."""
-    runtime = registry.runtime(task.engine.runtime)
-    load_key = runtime.load_key()
     store = ArtifactStore(task.storage, task.model.namespace, place.credentials_dir)
-    found = store.find(task.revision, load_key)
+    found, number = _look_up(task, store, place, progress)
     if found is not None:
-        figures = store.get_figures(found[0], task.dataset.digest, task.verify_task, task.dataset.samples)
+        figures = _figures(task, store, found.digest)
         if figures is not None:
-            progress(f"engine {found[0][:12]} and its figures exist: nothing to do")
-            return _ended(task, found, figures, reused=True)
+            progress(f"engine {found.digest[:12]} and its figures exist: nothing to do")
+            return _ended(task, found.digest, found.manifest, figures, reused=True)
     request = _request(task, place, work, progress)
-    if found is not None:
-        return _gate_only(task, store, place, request, work, found, progress)
-    return _build_new(task, store, place, request, work, progress)
+    if found is None:
+        ended = _build_new(task, store, number, request, work, progress)
+        if ended is not None:
+            return ended
+        progress("another Job published an engine first: that one counts")
+        found, _ = _look_up(task, store, place, progress)
+        if found is None:
+            text = f"revision {task.revision}: the engine that another Job published first was revoked at once"
+            raise StorageError(Reason.STORAGE_UNAVAILABLE, f"{text}: try again", transient=True)
+    return _gate_only(task, store, found, request, work, progress)
+
+
+def _look_up(task: BuildTask, store: ArtifactStore, place: Place, progress: Progress) -> tuple[_Found | None, int]:
+    """(the engine to use, the number of a new one). A damaged engine is revoked, so that nobody waits for it again."""
+    load_key = registry.runtime(task.engine.runtime).load_key()
+    for _ in range(MOST_DAMAGED):
+        seen = store.look_up(task.revision, load_key)
+        if seen.found is None:
+            return None, seen.next_number
+        digest, manifest = seen.found
+        pins.pin(store, task.cluster, task.model, [digest])
+        damage = store.missing(digest, manifest)
+        if not damage:
+            try:
+                return _Found(digest, manifest, _read(store, place, digest, manifest)), seen.next_number
+            except StorageError as e:
+                if e.reason is not Reason.DIGEST_MISMATCH and not isinstance(e, NotFound):
+                    raise
+                damage = e.message
+        progress(f"engine {digest[:12]} is damaged and is revoked: {damage}")
+        store.revoke(task.revision, load_key, digest, Revocation(Cause.DAMAGED, damage))
+    text = (
+        f"revision {task.revision}: {MOST_DAMAGED} damaged engines one after another: what reads or writes this bucket"
+    )
+    raise StorageError(Reason.STORAGE_UNAVAILABLE, f"{text} changes bytes", transient=True)
+
+
+def _read(store: ArtifactStore, place: Place, digest: str, manifest: Manifest) -> Path:
+    """The plan; with it everything else that a worker would read. Raises StorageError (DigestMismatch)."""
+    plan, *_ = [
+        _fetch(store, place, blob)
+        for blob in (manifest.plan, Blob(digest, 0), *(golden.blob for golden in manifest.golden))
+    ]
+    return plan
+
+
+def _fetch(store: ArtifactStore, place: Place, blob: Blob) -> Path:
+    for _ in range(READS - 1):
+        try:
+            return store.fetch_blob(blob.digest, blob.size, place.cache)
+        except StorageError as e:
+            if e.reason is not Reason.DIGEST_MISMATCH:
+                raise
+    return store.fetch_blob(blob.digest, blob.size, place.cache)
 
 
 def _build_new(
-    task: BuildTask, store: ArtifactStore, place: Place, request: Request, work: Path, progress: Progress
-) -> Ended:
+    task: BuildTask, store: ArtifactStore, number: int, request: Request, work: Path, progress: Progress
+) -> Ended | None:
+    """None: another Job was first."""
     runtime = registry.runtime(task.engine.runtime)
-    number = store.next_number(task.revision, runtime.load_key())
-    progress(f"building revision {task.revision} for {runtime.load_key()}, number {number}")
+    load_key, driver = runtime.load_key(), runtime.driver()
+    progress(f"building revision {task.revision} for {load_key}, number {number}")
+    measured = timing.fetch(store, load_key, driver, work)
     started = time.monotonic()
     built = child.run("build", request, work)
     build_seconds = time.monotonic() - started
+    timing.publish(store, load_key, driver, work, measured)
     progress(f"built in {build_seconds:.1f} s: proving")
     proof = child.run("prove", request, work)
     again = child.run("reload", request, work)
     proof = dataclasses.replace(proof, golden=_widest(proof.golden, again.golden))
     progress(f"gate took {proof.gate_seconds:.1f} s: publishing")
     assert built.built is not None
-    digest, manifest = publish(
-        store,
-        task,
-        runtime.load_key(),
-        number,
-        runtime.driver(),
-        request.graph,
-        Path(request.plan),
-        built.built,
-        proof,
-    )
-    if manifest.plan.digest != digest_of(Path(request.plan))[0]:
-        progress("another Job published this engine first: gating that one")
-        return _gate_only(task, store, place, request, work, (digest, manifest), progress)
-    figures = _record(task, store, digest, proof)
-    ended = _ended(task, (digest, manifest), figures, reused=False)
+    published = publish(store, task, load_key, number, driver, request.graph, Path(request.plan), built.built, proof)
+    if published is None:
+        return None
+    digest, manifest = published
+    pins.pin(store, task.cluster, task.model, [digest])
+    ended = _ended(task, digest, manifest, _record(task, store, digest, proof), reused=False)
     result = dataclasses.replace(ended.result, build_seconds=build_seconds, gate_seconds=proof.gate_seconds)
     return dataclasses.replace(ended, result=result)
 
 
 def _gate_only(
-    task: BuildTask,
-    store: ArtifactStore,
-    place: Place,
-    request: Request,
-    work: Path,
-    found: tuple[str, Manifest],
-    progress: Progress,
+    task: BuildTask, store: ArtifactStore, found: _Found, request: Request, work: Path, progress: Progress
 ) -> Ended:
-    digest, manifest = found
-    progress(f"engine {digest[:12]} exists: running the gate on this data set only")
-    plan = store.fetch_blob(manifest.plan.digest, manifest.plan.size, place.cache)
-    proof = child.run("prove", dataclasses.replace(request, plan=str(plan)), work)
-    ended = _ended(task, found, _record(task, store, digest, proof), reused=True)
+    figures = _figures(task, store, found.digest)
+    if figures is not None:
+        return _ended(task, found.digest, found.manifest, figures, reused=True)
+    progress(f"engine {found.digest[:12]} exists: running the gate on this data set only")
+    proof = child.run("prove", dataclasses.replace(request, plan=str(found.plan)), work)
+    ended = _ended(task, found.digest, found.manifest, _record(task, store, found.digest, proof), reused=True)
     result = dataclasses.replace(ended.result, gate_seconds=proof.gate_seconds)
     return dataclasses.replace(ended, result=result)
 
@@ -132,7 +182,7 @@ def _request(task: BuildTask, place: Place, work: Path, progress: Progress) -> R
     graph = check.check(
         source.path,
         f"source {task.source_uri}",
-        registry.builder(task.engine.runtime),
+        work,
         task.engine,
         task.verify_task,
         calibration.method if calibration else None,
@@ -156,6 +206,10 @@ def _require_unchanged(what: str, uri: str, found: str, resolved: str) -> None:
         raise Rejected(Reason.SOURCE_CHANGED, text)
 
 
+def _figures(task: BuildTask, store: ArtifactStore, digest: str) -> GateFigures | None:
+    return store.get_figures(digest, task.dataset.digest, task.verify_task, task.dataset.samples)
+
+
 def _record(task: BuildTask, store: ArtifactStore, digest: str, proof: Answer) -> GateFigures:
     assert proof.figures is not None
     figures = dataclasses.replace(proof.figures, manifest_digest=digest)
@@ -163,8 +217,7 @@ def _record(task: BuildTask, store: ArtifactStore, digest: str, proof: Answer) -
     return figures
 
 
-def _ended(task: BuildTask, found: tuple[str, Manifest], figures: GateFigures, *, reused: bool) -> Ended:
-    digest, manifest = found
+def _ended(task: BuildTask, digest: str, manifest: Manifest, figures: GateFigures, *, reused: bool) -> Ended:
     verdict = judge(figures, task.thresholds)
     reason = {Verdict.PASS: Reason.DONE, Verdict.FAIL: Reason.GATE_FAILED}.get(
         verdict.verdict, Reason.GATE_INCONCLUSIVE

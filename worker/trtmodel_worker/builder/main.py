@@ -10,16 +10,26 @@ import os
 import signal
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
 from trtmodel_contract.codec import DocumentError, loads
 from trtmodel_contract.exitcodes import JobExit
-from trtmodel_contract.jobs import CREDENTIALS_DIR_ENV, TASK_ENV, BuildTask, JobResult, Reason, ResolveTask
+from trtmodel_contract.jobs import (
+    CREDENTIALS_DIR_ENV,
+    TASK_ENV,
+    BuildTask,
+    CollectResult,
+    CollectTask,
+    JobResult,
+    Reason,
+    ResolveTask,
+)
 
 from trtmodel_worker.builder.sources import Place
 from trtmodel_worker.engines.building import Rejected
-from trtmodel_worker.storage import StorageError
+from trtmodel_worker.storage import ArtifactStore, StorageError
 
 TERMINATION_LOG_ENV = "TRTMODEL_TERMINATION_LOG"
 CACHE_DIR_ENV = "TRTMODEL_CACHE_DIR"
@@ -41,7 +51,7 @@ log = logging.getLogger("trtmodel.job")
 
 
 def main(kind: str) -> int:
-    """`kind` is ``resolve`` or ``build``. Returns the exit code."""
+    """`kind` is ``resolve``, ``build`` or ``collect``. Returns the exit code."""
     # The first process of a container ignores the signals that it does not handle: a Job that nobody wants any more
     # would hold its GPU until the pod's grace is over.
     signal.signal(signal.SIGTERM, _stop)
@@ -60,10 +70,10 @@ def _stop(number: int, _frame: Any) -> None:
 
 
 def _run(kind: str) -> tuple[JobResult, JobExit]:
-    from trtmodel_worker.builder.child import StageDied
+    from trtmodel_worker.builder.process import StageDied
 
     try:
-        result = _resolve() if kind == "resolve" else _build()
+        result = {"resolve": _resolve, "build": _build, "collect": _collect}[kind]()
     except Rejected as e:
         result = JobResult(e.reason, e.message)
         if e.reason is Reason.INTERNAL:  # operator and image do not fit each other: no retry helps
@@ -98,6 +108,28 @@ def _build() -> JobResult:
     with tempfile.TemporaryDirectory(dir=place.cache, prefix="work-") as work:
         ended = build(task, place, Path(work), log.info)
     return JobResult(ended.reason, ended.message, build=ended.result)
+
+
+def _collect() -> JobResult:
+    from trtmodel_worker.builder import collect
+
+    task = loads(CollectTask, os.environ.get(TASK_ENV, ""))
+    credentials = os.environ.get(CREDENTIALS_DIR_ENV, "")
+    store = ArtifactStore(task.storage, task.namespace, credentials or None)
+    only = (task.cluster, task.model.uid) if task.model is not None else None
+    rules = collect.Rules(task.grace_seconds, task.delete, only=only)
+    try:
+        done = collect.collect(store, rules, log.info)
+        if task.delete and done.waiting:
+            log.info("%d engines are out of use: they go when no Job can have found them any more", done.waiting)
+            time.sleep(collect.SETTLE_SECONDS)
+            done = done.joined(collect.collect(store, rules, log.info))
+    except collect.NothingIsPinned as e:
+        raise Rejected(Reason.INTERNAL, str(e)) from e
+    what = f"{done.deleted} engines, {done.objects} objects, {done.freed_bytes:,} bytes"
+    text = f"{what} {'removed' if task.delete else 'would be removed'}; {done.kept} engines kept"
+    result = CollectResult(done.deleted, done.waiting, done.kept, done.freed_bytes)
+    return JobResult(Reason.DONE, "; ".join([text, *done.problems]), collect=result)
 
 
 def _place(task: ResolveTask | BuildTask) -> Place:

@@ -1,4 +1,8 @@
-"""Blobs first, then the manifest: whoever sees a manifest can load what it names."""
+"""Blobs first, then the manifest: whoever sees a manifest can load what it names.
+
+The collector may remove a blob of an earlier Job in the moment in which this one writes the same bytes again: what is
+not there after the manifest is written once more.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ import importlib.metadata
 from collections.abc import Mapping
 from pathlib import Path
 
+from trtmodel_contract.codec import dumps
 from trtmodel_contract.identity import LoadKey
 from trtmodel_contract.jobs import BuildTask
 from trtmodel_contract.manifest import Golden, Manifest, MemoryNeed
@@ -28,9 +33,11 @@ def publish(
     plan: Path,
     built: Mapping[str, str],
     proof: Answer,
-) -> tuple[str, Manifest]:
-    """(digest, manifest) that all agree on: ours, or that of a Job that committed `number` first. The number must be
-    from before the build began: Jobs that started together then compete for one. Raises StorageError."""
+) -> tuple[str, Manifest] | None:
+    """(digest, manifest), None if another Job committed `number` first. The number must be from before the build began:
+    Jobs that started together then compete for one. Raises StorageError."""
+    files = [plan, *(plan.parent / golden.file for golden in proof.golden)]
+    blobs = [store.put_file(file) for file in files]
     manifest = Manifest(
         revision=task.revision,
         load_key=load_key,
@@ -38,16 +45,25 @@ def publish(
         driver=driver,
         build=dict(built),
         source_sha256=task.source_sha256,
-        plan=store.put_file(plan),
+        plan=blobs[0],
         inputs=tuple(tensor.spec() for tensor in graph.inputs),
         outputs=tuple(tensor.spec() for tensor in graph.outputs),
         profiles=task.engine.profiles,
         memory=MemoryNeed(device_bytes=0, host_bytes=proof.host_bytes),
-        golden=tuple(Golden(store.put_file(plan.parent / g.file), g.rows, g.tolerances) for g in proof.golden),
+        golden=tuple(
+            Golden(blob, golden.rows, golden.tolerances) for blob, golden in zip(blobs[1:], proof.golden, strict=True)
+        ),
         tools=_tools(),
         created_at=now(),
     )
-    return store.commit(manifest)
+    digest, _ = store.commit(manifest)
+    if digest != manifest.digest():
+        return None
+    if store.missing(digest, manifest):
+        for file in files:
+            store.put_file(file)
+        store.put_bytes(dumps(manifest))
+    return digest, manifest
 
 
 def now() -> str:

@@ -1,20 +1,24 @@
 """Resolve and check: what is the source, can it work, and which engines of it exist? Takes no GPU.
 
-    fetch source -> pin -> check against the runtime -> fetch and check data sets -> revision -> list the bucket
+    fetch source -> sha256 as pinned? -> check against the runtime -> fetch and check data sets -> revision
+      -> list the bucket, pin what lives
 
 The cheap and the likely mistakes come first; the data sets, which may be large, after the model is known to be good.
 """
 
 from __future__ import annotations
 
+import logging
+
 from trtmodel_contract.jobs import FoundArtifact, Reason, ResolveResult, ResolveTask
 
-from trtmodel_worker.builder import check
+from trtmodel_worker.builder import check, pins
 from trtmodel_worker.builder.dataset import DataSetFile
 from trtmodel_worker.builder.sources import Place, identity, revision_of, used_calibration
-from trtmodel_worker.engines import registry
 from trtmodel_worker.engines.building import Rejected
 from trtmodel_worker.storage import ArtifactStore
+
+log = logging.getLogger("trtmodel.job")
 
 
 def resolve(task: ResolveTask, place: Place) -> ResolveResult:
@@ -28,7 +32,7 @@ def resolve(task: ResolveTask, place: Place) -> ResolveResult:
     graph = check.check(
         source.path,
         f"source {task.source_uri} ({source.size:,} bytes, sha256 {sha256[:12]})",
-        registry.builder(task.engine.runtime),
+        place.cache,
         task.engine,
         task.verify_task,
         calibration.method if calibration else None,
@@ -55,14 +59,16 @@ def resolve(task: ResolveTask, place: Place) -> ResolveResult:
 
 
 def _found(task: ResolveTask, place: Place, revision: str, dataset_digest: str) -> tuple[FoundArtifact, ...]:
+    """Engines that workers can load. One that is damaged is left out: the build Job revokes it and builds anew."""
     store = ArtifactStore(task.storage, task.model.namespace, place.credentials_dir)
-    return tuple(
-        FoundArtifact(
-            manifest.load_key,
-            digest,
-            manifest.number,
-            manifest.driver,
-            store.get_figures(digest, dataset_digest, task.verify_task, task.dataset.samples),
-        )
-        for digest, manifest in store.current(revision)
-    )
+    listed = list(store.current(revision))
+    pins.renew(store, task.cluster, task.model, task.keep, [digest for digest, _ in listed])
+    found = []
+    for digest, manifest in listed:
+        damage = store.missing(digest, manifest)
+        if damage:
+            log.warning("engine %s for %s does not count: %s", digest[:12], manifest.load_key, damage)
+            continue
+        figures = store.get_figures(digest, dataset_digest, task.verify_task, task.dataset.samples)
+        found.append(FoundArtifact(manifest.load_key, digest, manifest.number, manifest.driver, figures))
+    return tuple(found)

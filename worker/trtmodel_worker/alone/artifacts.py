@@ -1,0 +1,188 @@
+"""``trtmodel artifacts | copy | revoke | collect``: what lies in a bucket, for people who keep it in order.
+
+Where artifacts are is the bucket, the prefix and the namespace in one: s3://bucket/prefix/namespace, or a directory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from trtmodel_contract import storelayout as layout
+from trtmodel_contract.codec import DocumentError, loads, sha256_hex
+from trtmodel_contract.exitcodes import JobExit
+from trtmodel_contract.identity import Storage
+from trtmodel_contract.jobs import Reason
+from trtmodel_contract.keeping import Cause, Revocation
+from trtmodel_contract.manifest import Manifest
+
+from trtmodel_worker.alone.home import Home, default_home
+from trtmodel_worker.alone.say import say
+from trtmodel_worker.builder import collect, copying
+from trtmodel_worker.storage import ArtifactStore, NotFound, StorageError
+
+COMMANDS = ("artifacts", "copy", "revoke", "collect")
+GRACE = "2d"
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def add_parsers(commands: Any) -> None:
+    listed = _command(commands, "artifacts", "list the engines of a namespace")
+    _where(listed, "where", "")
+    copied = _command(commands, "copy", "copy an engine with its gate figures to another namespace, bucket or cluster")
+    copied.add_argument("digest", type=_digest, help="of the engine's manifest, as `trtmodel artifacts` lists it")
+    _where(copied, "source", "from-")
+    _where(copied, "destination", "to-")
+    revoked = _command(commands, "revoke", "take an engine out of use for new rollouts: the next Job builds anew")
+    _where(revoked, "where", "")
+    revoked.add_argument("digest", type=_digest)
+    revoked.add_argument("--reason", required=True, help="kept in the bucket beside the engine")
+    collected = _command(commands, "collect", "show what no pin needs, and with --delete remove it")
+    _where(collected, "where", "")
+    collected.add_argument("--delete", action="store_true", help="without it nothing is changed")
+    collected.add_argument(
+        "--grace",
+        type=_duration,
+        default=GRACE,
+        metavar="TIME",
+        help="what is younger stays; more than the deadline of any build (default: %(default)s)",
+    )
+    collected.add_argument(
+        "--without-pins", action="store_true", help="there are no pins and that is right: nothing is in use"
+    )
+
+
+def run(options: argparse.Namespace, home: Home) -> int:
+    """The exit code. Raises StorageError."""
+    command = {"artifacts": _artifacts, "copy": _copy, "revoke": _revoke, "collect": _collect}[options.command]
+    return command(options, home)
+
+
+def open_at(where: str, endpoint: str, region: str, credentials: str) -> ArtifactStore:
+    """The artifacts at ``s3://bucket/prefix/namespace`` or in a directory. Raises StorageError."""
+    if where.startswith("s3://"):
+        bucket, *parts = [part for part in where.removeprefix("s3://").split("/") if part] or [""]
+        address = endpoint or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
+    else:
+        path = Path(where.removeprefix("file://")).expanduser().absolute()
+        if len(path.parts) < 4 or not path.is_dir():
+            text = f"{where}: there is no such directory, or it is no <bucket>/<prefix>/<namespace>"
+            raise StorageError(Reason.BUCKET_NOT_FOUND, text)
+        address, bucket, parts = f"file://{path.parents[2]}", path.parts[-3], list(path.parts[-2:])
+    if not bucket or not parts:
+        text = f"{where}: it must be s3://<bucket>/<prefix>/<namespace>, the prefix being spec.storage.prefix"
+        raise StorageError(Reason.BUCKET_NOT_FOUND, text)
+    *prefix, namespace = parts
+    storage = Storage(bucket, "/".join(prefix), address, region or os.environ.get("AWS_REGION") or "")
+    try:
+        return ArtifactStore(storage, namespace, credentials or None)
+    except ValueError as e:
+        raise StorageError(Reason.BUCKET_NOT_FOUND, f"{where}: {e}") from e
+
+
+def _artifacts(options: argparse.Namespace, _home: Home) -> int:
+    store = _open(options, "where", "")
+    markers = set[layout.BuildKey]()
+    found = []
+    for key in store.objects.list(layout.engines_prefix(store.root)):
+        build = layout.parse_build(store.root, key)
+        if build is not None and build.marker:
+            markers.add(build)
+        elif build is not None:
+            found.append((build, key))
+    for build, key in sorted(found, key=lambda item: (item[0].revision, item[0].load_key, item[0].number)):
+        data = store.read(key)
+        revoked = layout.BuildKey(build.revision, build.load_key, build.number, True) in markers
+        text = f"{sha256_hex(data)} {build.revision} {build.load_key} {build.number} {_of_manifest(data)}"
+        print(f"{text} revoked" if revoked else text)
+    return JobExit.DONE
+
+
+def _of_manifest(data: bytes) -> str:
+    try:
+        manifest = loads(Manifest, data)
+    except DocumentError:
+        return "unreadable"
+    return f"{manifest.created_at} {manifest.plan.size:,} bytes"
+
+
+def _copy(options: argparse.Namespace, home: Home) -> int:
+    source, destination = _open(options, "source", "from_"), _open(options, "destination", "to_")
+    with tempfile.TemporaryDirectory(dir=home.root, prefix="work-") as work:
+        done = copying.copy(source, destination, options.digest, Path(work), say)
+    what = f"revision {done.manifest.revision} for {done.manifest.load_key} is number {done.number} there"
+    print(f"{what}: {done.sent} files of {done.sent_bytes:,} bytes sent, figures of {done.figures} gates")
+    return JobExit.DONE
+
+
+def _revoke(options: argparse.Namespace, _home: Home) -> int:
+    store = _open(options, "where", "")
+    why = Revocation(Cause.BY_HAND, options.reason)
+    for key in store.objects.list(layout.engines_prefix(store.root)):
+        build = layout.parse_build(store.root, key)
+        if build is None or build.marker or sha256_hex(store.read(key)) != options.digest:
+            continue
+        done = store.revoke(build.revision, build.load_key, options.digest, why)
+        name = f"{build.revision} for {build.load_key} number {build.number}"
+        print(f"{name} is revoked" if done else f"{name} was revoked before")
+        return JobExit.DONE
+    raise NotFound(f"{options.where}: there is no engine with the digest {options.digest}")
+
+
+def _collect(options: argparse.Namespace, _home: Home) -> int:
+    store = _open(options, "where", "")
+    rules = collect.Rules(options.grace, options.delete, options.without_pins)
+    try:
+        done = collect.collect(store, rules, print)
+    except collect.NothingIsPinned as e:
+        say(f"{e}. If that is right, say --without-pins")
+        return JobExit.REJECTED
+    for problem in done.problems:
+        say(problem)
+    verb = "removed" if options.delete else "would be removed"
+    print(
+        f"{done.kept} engines kept; {done.deleted} engines, {done.objects} objects, {done.freed_bytes:,} bytes {verb}"
+    )
+    if done.waiting:
+        minutes = collect.SETTLE_SECONDS / 60
+        print(f"{done.waiting} engines that nothing pins go in a run that is {minutes:.0f} minutes later")
+    return JobExit.DONE
+
+
+def _command(commands: Any, name: str, text: str) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text)
+    parser.add_argument(
+        "--cache", type=Path, default=default_home(), metavar="DIR", help="for files under way (default: %(default)s)"
+    )
+    return parser
+
+
+def _where(parser: argparse.ArgumentParser, name: str, prefix: str) -> None:
+    parser.add_argument(name, help="s3://bucket/prefix/namespace, or a directory")
+    parser.add_argument(f"--{prefix}endpoint", default="", metavar="URL", help="of an S3 that is not Amazon's")
+    parser.add_argument(f"--{prefix}region", default="")
+    parser.add_argument(
+        f"--{prefix}credentials", default="", metavar="DIR", help="files AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+    )
+
+
+def _open(options: argparse.Namespace, name: str, prefix: str) -> ArtifactStore:
+    values = vars(options)
+    return open_at(values[name], values[f"{prefix}endpoint"], values[f"{prefix}region"], values[f"{prefix}credentials"])
+
+
+def _digest(text: str) -> str:
+    if not re.fullmatch(r"[0-9a-f]{64}", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no digest: 64 hex digits, as `trtmodel artifacts` lists them")
+    return text
+
+
+def _duration(text: str) -> float:
+    match = re.fullmatch(r"([0-9]{1,9})([smhd])", text)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no time: say 90m, 36h or 2d")
+    return float(int(match[1]) * _UNITS[match[2]])

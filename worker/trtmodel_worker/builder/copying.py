@@ -1,0 +1,143 @@
+"""Copy an engine with its gate figures to another namespace, bucket or cluster. Its digest stays the same.
+
+    blobs, each verified while it streams -> figures -> manifest among the blobs -> commit marker, written only if new
+
+Killed anywhere and started again, it goes on: what is there and right is not sent again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trtmodel_contract import storelayout as layout
+from trtmodel_contract.codec import DocumentError, loads, sha256_hex
+from trtmodel_contract.jobs import Reason
+from trtmodel_contract.manifest import Blob, Manifest
+
+from trtmodel_worker.storage import ArtifactStore, NotFound, StorageError
+from trtmodel_worker.storage.cache import CHUNK_BYTES
+
+_ATTEMPTS = 10  # to get a number that nobody else takes at the same moment
+
+
+@dataclass(frozen=True)
+class Copied:
+    """`number` is that of the destination. `sent` blobs of `sent_bytes` were not there."""
+
+    manifest: Manifest
+    number: int
+    sent: int
+    sent_bytes: int
+    figures: int
+
+
+def copy(
+    source: ArtifactStore, destination: ArtifactStore, digest: str, cache: Path, say: Callable[[str], None]
+) -> Copied:
+    """Raises StorageError: NotFound, DigestMismatch where bytes are not what they should be, GateFailed for an engine
+    that either side has revoked."""
+    document = _verified(source, digest)
+    try:
+        manifest = loads(Manifest, document)
+    except DocumentError as e:
+        raise StorageError(Reason.INTERNAL, f"engine {digest[:12]}: {e}") from e
+    _require_unrevoked(source, manifest, digest)
+    _require_unrevoked(destination, manifest, digest)
+    prefix = layout.gates_prefix(source.root, digest)
+    figures = {key.removeprefix(prefix): source.read(key) for key in source.objects.list(prefix)}
+    sent, size = 0, 0
+    named = {blob for data in (document, *figures.values()) for blob in _blobs(_parsed(data))}
+    for blob in sorted(named, key=lambda blob: blob.digest):
+        if _is_there(destination, blob):
+            continue
+        say(f"{blob.digest[:12]}: {blob.size:,} bytes")
+        path = source.fetch_blob(blob.digest, blob.size, cache)
+        destination.objects.put(layout.blob_key(destination.root, blob.digest), path)
+        path.unlink(missing_ok=True)  # one at a time: the disk need not hold them all
+        sent, size = sent + 1, size + blob.size
+    for name, data in figures.items():
+        destination.objects.put(f"{layout.gates_prefix(destination.root, digest)}{name}", data)
+    destination.put_bytes(document)
+    return Copied(manifest, _commit(destination, manifest, document), sent, size, len(figures))
+
+
+def _verified(store: ArtifactStore, digest: str) -> bytes:
+    key = layout.blob_key(store.root, digest)
+    data = store.read(key)
+    if sha256_hex(data) != digest:
+        text = f"{store.objects.where(key)}: the content has another sha256: somebody changed it"
+        raise StorageError(Reason.DIGEST_MISMATCH, text)
+    return data
+
+
+def _commit(store: ArtifactStore, manifest: Manifest, document: bytes) -> int:
+    """The number under which it is there. It is the highest, so that it is the one that Jobs find."""
+    for _ in range(_ATTEMPTS):
+        builds = [b for b in store.builds(manifest.revision) if b.load_key == str(manifest.load_key)]
+        for build in builds:
+            if not build.revoked and _is(store, manifest, build.number, document):
+                return build.number
+        number = max((build.number for build in builds), default=0) + 1
+        key = layout.manifest_key(store.root, manifest.revision, manifest.load_key, number)
+        if store.objects.put_new(key, document):
+            return number
+    text = f"revision {manifest.revision}: others publish at the same time, {_ATTEMPTS} numbers were taken: try again"
+    raise StorageError(Reason.STORAGE_UNAVAILABLE, text, transient=True)
+
+
+def _require_unrevoked(store: ArtifactStore, manifest: Manifest, digest: str) -> None:
+    for build in store.builds(manifest.revision):
+        if build.revoked and build.load_key == str(manifest.load_key):
+            key = layout.manifest_key(store.root, manifest.revision, manifest.load_key, build.number)
+            try:
+                revoked = sha256_hex(store.read(key)) == digest
+            except NotFound:
+                continue
+            if revoked:
+                text = f"{store.objects.where(key)} is revoked: it may not be used any more. Build it anew"
+                raise StorageError(Reason.GATE_FAILED, text)
+
+
+def _is(store: ArtifactStore, manifest: Manifest, number: int, document: bytes) -> bool:
+    try:
+        return store.read(layout.manifest_key(store.root, manifest.revision, manifest.load_key, number)) == document
+    except NotFound:
+        return False
+
+
+def _is_there(store: ArtifactStore, blob: Blob) -> bool:
+    """Read and hashed: what is there may have been damaged."""
+    key = layout.blob_key(store.root, blob.digest)
+    entry = store.objects.stat(key)
+    if entry is None or entry.size != blob.size:
+        return False
+    found = hashlib.sha256()
+    with store.objects.open(key) as reader:
+        while chunk := reader.read(CHUNK_BYTES):
+            found.update(chunk)
+    return found.hexdigest() == blob.digest
+
+
+def _parsed(data: bytes) -> Any:
+    """None for figures that are no JSON: they count for nothing, and are copied as they are."""
+    try:
+        return json.loads(data)
+    except ValueError:
+        return None
+
+
+def _blobs(document: Any) -> Iterator[Blob]:
+    """Every blob that a document names, in whatever field."""
+    if isinstance(document, dict):
+        if document.keys() == {"digest", "size"}:
+            yield Blob(document["digest"], document["size"])
+        for value in document.values():
+            yield from _blobs(value)
+    elif isinstance(document, list):
+        for value in document:
+            yield from _blobs(value)
