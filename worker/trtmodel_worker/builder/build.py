@@ -57,7 +57,7 @@ class _Found:
 def build(task: BuildTask, place: Place, work: Path, progress: Progress) -> Ended:
     """Raises Rejected, StorageError, StageDied. `work` is an empty directory."""
     store = ArtifactStore(task.storage, task.model.namespace, place.credentials_dir)
-    found, number = _look_up(task, store, place, progress)
+    found, number = _look_up(task, store, work, progress)
     if found is not None:
         figures = _figures(task, store, found.digest)
         if figures is not None:
@@ -69,14 +69,14 @@ def build(task: BuildTask, place: Place, work: Path, progress: Progress) -> Ende
         if ended is not None:
             return ended
         progress("another Job published an engine first: that one counts")
-        found, _ = _look_up(task, store, place, progress)
+        found, _ = _look_up(task, store, work, progress)
         if found is None:
             text = f"revision {task.revision}: the engine that another Job published first was revoked at once"
             raise StorageError(Reason.STORAGE_UNAVAILABLE, f"{text}: try again", transient=True)
     return _gate_only(task, store, found, request, work, progress)
 
 
-def _look_up(task: BuildTask, store: ArtifactStore, place: Place, progress: Progress) -> tuple[_Found | None, int]:
+def _look_up(task: BuildTask, store: ArtifactStore, work: Path, progress: Progress) -> tuple[_Found | None, int]:
     """(the engine to use, the number of a new one). A damaged engine is revoked, so that nobody waits for it again."""
     load_key = registry.runtime(task.engine.runtime).load_key()
     for _ in range(MOST_DAMAGED):
@@ -88,7 +88,7 @@ def _look_up(task: BuildTask, store: ArtifactStore, place: Place, progress: Prog
         damage = store.missing(digest, manifest)
         if not damage:
             try:
-                return _Found(digest, manifest, _read(store, place, digest, manifest)), seen.next_number
+                return _Found(digest, manifest, _read(store, work / "found", digest, manifest)), seen.next_number
             except StorageError as e:
                 if e.reason is not Reason.DIGEST_MISMATCH and not isinstance(e, NotFound):
                     raise
@@ -101,23 +101,24 @@ def _look_up(task: BuildTask, store: ArtifactStore, place: Place, progress: Prog
     raise StorageError(Reason.STORAGE_UNAVAILABLE, f"{text} changes bytes", transient=True)
 
 
-def _read(store: ArtifactStore, place: Place, digest: str, manifest: Manifest) -> Path:
-    """The plan; with it everything else that a worker would read. Raises StorageError (DigestMismatch)."""
+def _read(store: ArtifactStore, folder: Path, digest: str, manifest: Manifest) -> Path:
+    """The plan; with it everything else that a worker would read. Into an empty folder: a good copy in the cache would
+    say nothing about the bucket. Raises StorageError (DigestMismatch)."""
     plan, *_ = [
-        _fetch(store, place, blob)
+        _fetch(store, folder, blob)
         for blob in (manifest.plan, Blob(digest, 0), *(golden.blob for golden in manifest.golden))
     ]
     return plan
 
 
-def _fetch(store: ArtifactStore, place: Place, blob: Blob) -> Path:
+def _fetch(store: ArtifactStore, folder: Path, blob: Blob) -> Path:
     for _ in range(READS - 1):
         try:
-            return store.fetch_blob(blob.digest, blob.size, place.cache)
+            return store.fetch_blob(blob.digest, blob.size, folder)
         except StorageError as e:
             if e.reason is not Reason.DIGEST_MISMATCH:
                 raise
-    return store.fetch_blob(blob.digest, blob.size, place.cache)
+    return store.fetch_blob(blob.digest, blob.size, folder)
 
 
 def _build_new(
