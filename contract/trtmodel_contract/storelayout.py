@@ -28,6 +28,11 @@ def blob_key(root_key: str, digest: str) -> str:
     return f"{blobs_prefix(root_key)}{digest}"
 
 
+def trash_prefix(root_key: str) -> str:
+    """Blobs that the collector removes, until it knows that no Job has published them again."""
+    return f"{root_key}/trash/"
+
+
 def engines_prefix(root_key: str) -> str:
     """Of every engine of the namespace."""
     return f"{root_key}/engines/"

@@ -5,11 +5,15 @@ before has written its pin, the pins are read again, and only then is it removed
 finds an engine whose files are gone, then figures and files that no other engine names, the marker last.
 
 Whatever is younger than the grace stays: it may be of a Job that has not published yet. Ages are of the store's clock.
-Killed anywhere, it goes on where it was: it keeps no notes.
+
+A blob goes by way of the trash: copied there, removed, and brought back if a manifest names it by then. A Job that
+publishes the same bytes at that very moment has its manifest seen so, or sees itself that the blob is gone (`publish`
+looks after its commit). Killed anywhere, it goes on where it was: it keeps no notes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -24,6 +28,7 @@ from trtmodel_worker.storage.backends import Entry
 
 # A Job pins what it has found as its next request: this is more than a request may take with all its attempts.
 SETTLE_SECONDS = 300.0
+BATCH = 50  # blobs in the trash at a time: one that was published again is missed for so long
 TIMING_SECONDS = 90 * 86400.0  # a timing cache that no build renewed for so long is of a runtime that is gone
 _DIGEST = re.compile(rb"[0-9a-f]{64}")
 _LEFT_OVER = re.compile(r".*/\.[0-9a-f]{32}")  # what a killed writer left in a directory that serves as a bucket
@@ -100,6 +105,7 @@ class _Run:
         self._now = self._objects.now()  # before anything is read: what is read later is newer
 
     def run(self) -> Summary:
+        self._empty_trash()
         pinned = self._pinned()
         if not self._pins and not self._rules.without_pins and self._rules.only is None:
             text = f"there is no pin under {self._objects.where(layout.pins_prefix(self._root))}"
@@ -179,8 +185,11 @@ class _Run:
             digest = entry.key.removeprefix(layout.blobs_prefix(self._root))
             if digest not in needed and self._may_go(entry, digest in gone):
                 unneeded.append((digest in mine, entry))
-        for _, entry in sorted(unneeded, key=lambda pair: pair[0]):  # manifests last: they tell what else there is
-            self._remove_unchanged(entry)
+        unneeded.sort(key=lambda pair: pair[0])  # manifests last: they tell what else there is
+        for start in range(0, len(unneeded), BATCH):
+            for _, entry in unneeded[start : start + BATCH]:
+                self._throw_away(entry)
+            self._empty_trash()
         if self._rules.only is None:
             self._sweep_rest()
         for entry in self._objects.entries(layout.engines_prefix(self._root)):
@@ -279,11 +288,36 @@ class _Run:
         manifest = layout.manifest_key(self._root, key.revision, key.load_key, key.number)
         return not self._is_young(entry) and self._objects.stat(manifest) is None
 
-    def _remove_unchanged(self, entry: Entry) -> None:
+    def _throw_away(self, entry: Entry) -> None:
         """Unless a Job has written the same bytes again since they were listed."""
         found = self._objects.stat(entry.key)
-        if found is not None and found.modified == entry.modified:
-            self._remove(entry)
+        if found is None or found.modified != entry.modified:
+            return
+        if self._rules.delete:
+            try:
+                self._objects.copy(entry.key, layout.trash_prefix(self._root) + entry.key.rpartition("/")[2])
+            except NotFound:
+                return  # another collector
+        self._remove(entry)
+
+    def _empty_trash(self) -> None:
+        """What somebody needs is brought back, and a run that was killed is made good."""
+        if not self._rules.delete:
+            return
+        prefix = layout.trash_prefix(self._root)
+        thrown = list(self._objects.list(prefix))
+        if not thrown:
+            return
+        builds = list(self._builds())
+        needed = self._pinned() | {build.digest for build in builds}
+        needed = needed.union(*(build.names for build in builds))
+        for key in thrown:
+            home = layout.blobs_prefix(self._root) + key.removeprefix(prefix)
+            if key.removeprefix(prefix) in needed and self._objects.stat(home) is None:
+                self._say(f"{key.removeprefix(prefix)[:12]} was published again: brought back")
+                with contextlib.suppress(NotFound):  # another collector
+                    self._objects.copy(key, home)
+            self._objects.delete(key)
 
     def _remove(self, entry: Entry) -> None:
         self._summary.objects += 1

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,20 +50,32 @@ def copy(
     _require_unrevoked(destination, manifest, digest)
     prefix = layout.gates_prefix(source.root, digest)
     figures = {key.removeprefix(prefix): source.read(key) for key in source.objects.list(prefix)}
-    sent, size = 0, 0
     named = {blob for data in (document, *figures.values()) for blob in _blobs(_parsed(data))}
-    for blob in sorted(named, key=lambda blob: blob.digest):
+    sent = _send(source, destination, named, cache, say)
+    for name, data in figures.items():
+        destination.objects.put(f"{layout.gates_prefix(destination.root, digest)}{name}", data)
+    destination.put_bytes(document)
+    number = _commit(destination, manifest, document)
+    if destination.missing(digest, manifest):  # a collector removed what was old there until now
+        sent += _send(source, destination, named, cache, say)
+        destination.put_bytes(document)
+    return Copied(manifest, number, len(sent), sum(blob.size for blob in sent), len(figures))
+
+
+def _send(
+    source: ArtifactStore, destination: ArtifactStore, blobs: Iterable[Blob], cache: Path, say: Callable[[str], None]
+) -> list[Blob]:
+    """What was not there."""
+    sent = []
+    for blob in sorted(blobs, key=lambda blob: blob.digest):
         if _is_there(destination, blob):
             continue
         say(f"{blob.digest[:12]}: {blob.size:,} bytes")
         path = source.fetch_blob(blob.digest, blob.size, cache)
         destination.objects.put(layout.blob_key(destination.root, blob.digest), path)
         path.unlink(missing_ok=True)  # one at a time: the disk need not hold them all
-        sent, size = sent + 1, size + blob.size
-    for name, data in figures.items():
-        destination.objects.put(f"{layout.gates_prefix(destination.root, digest)}{name}", data)
-    destination.put_bytes(document)
-    return Copied(manifest, _commit(destination, manifest, document), sent, size, len(figures))
+        sent.append(blob)
+    return sent
 
 
 def _verified(store: ArtifactStore, digest: str) -> bytes:
@@ -82,7 +94,7 @@ def _commit(store: ArtifactStore, manifest: Manifest, document: bytes) -> int:
         for build in builds:
             if not build.revoked and _is(store, manifest, build.number, document):
                 return build.number
-        number = max((build.number for build in builds), default=0) + 1
+        number = store.look_up(manifest.revision, manifest.load_key).next_number
         key = layout.manifest_key(store.root, manifest.revision, manifest.load_key, number)
         if store.objects.put_new(key, document):
             return number

@@ -34,6 +34,7 @@ class Numbered:
     load_key: str
     number: int
     revoked: bool
+    committed: bool = True
 
 
 @dataclass(frozen=True)
@@ -72,12 +73,7 @@ class ArtifactStore:
 
     def builds(self, revision: str) -> list[Numbered]:
         """Every committed build of a revision, for all load keys."""
-        committed, revoked = set[tuple[str, int]](), set[tuple[str, int]]()
-        for key in self.objects.list(storelayout.engine_prefix(self.root, revision)):
-            build = storelayout.parse_build(self.root, key)
-            if build is not None:
-                (revoked if build.marker else committed).add((build.load_key, build.number))
-        return [Numbered(*build, build in revoked) for build in sorted(committed)]
+        return [build for build in self._listed(revision) if build.committed]
 
     def current(self, revision: str) -> Iterator[tuple[str, Manifest]]:
         """(digest, manifest) of the highest unrevoked build per load key."""
@@ -88,8 +84,9 @@ class ArtifactStore:
                 yield found
 
     def look_up(self, revision: str, load_key: LoadKey) -> LookUp:
-        builds = [build for build in self.builds(revision) if build.load_key == str(load_key)]
+        builds = [build for build in self._listed(revision) if build.load_key == str(load_key)]
         found = self._best(revision, builds)
+        # A marker whose manifest was collected counts: the next build must not begin as a revoked one.
         number = max((build.number for build in builds), default=0) + 1
         return LookUp(found if found is not None and found[1].load_key == load_key else None, number)
 
@@ -173,11 +170,19 @@ class ArtifactStore:
                     raise StorageError(Reason.INTERNAL, f"{self.objects.where(key)}: too large for a document")
         return b"".join(chunks)
 
+    def _listed(self, revision: str) -> list[Numbered]:
+        committed, revoked = set[tuple[str, int]](), set[tuple[str, int]]()
+        for key in self.objects.list(storelayout.engine_prefix(self.root, revision)):
+            build = storelayout.parse_build(self.root, key)
+            if build is not None:
+                (revoked if build.marker else committed).add((build.load_key, build.number))
+        return [Numbered(*build, build in revoked, build in committed) for build in sorted(committed | revoked)]
+
     def _best(self, revision: str, builds: Iterable[Numbered]) -> tuple[str, Manifest] | None:
         """The highest of these builds of one load key that is not revoked and can be read. One that cannot is no
         reason to fail for ever: it is passed over, and a new build gets a higher number."""
         for build in sorted(builds, key=lambda b: b.number, reverse=True):
-            if build.revoked:
+            if build.revoked or not build.committed:
                 continue
             key = storelayout.manifest_key(self.root, revision, build.load_key, build.number)
             try:

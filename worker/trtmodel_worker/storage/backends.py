@@ -61,6 +61,10 @@ class ObjectStore(Protocol):
         demand different checksums for it (field case D-03)."""
         ...
 
+    def copy(self, key: str, to: str) -> None:
+        """Within the bucket, by the store itself."""
+        ...
+
     def drop_unfinished(self, prefix: str, before: float, /) -> int:
         """Abort uploads in pieces that began before that time: nobody sees their parts, and they are billed (field case
         D-15). Returns how many."""
@@ -123,6 +127,9 @@ class DirectoryStore:
             (self._root / key).unlink(missing_ok=True)
         except OSError as e:
             raise from_exception(e, self.where(key)) from e
+
+    def copy(self, key: str, to: str) -> None:
+        self.put(to, self._root / key)
 
     def drop_unfinished(self, _prefix: str, _before: float, /) -> int:
         return 0  # what a killed writer leaves here is a file like others
@@ -235,6 +242,10 @@ class S3Store:
     def delete(self, key: str) -> None:
         with self._mapped(key):
             self._client.get().delete_object(Bucket=self._bucket, Key=key)
+
+    def copy(self, key: str, to: str) -> None:
+        with self._mapped(key):
+            self._client.get().copy({"Bucket": self._bucket, "Key": key}, self._bucket, to)
 
     def drop_unfinished(self, prefix: str, before: float, /) -> int:
         dropped = 0
