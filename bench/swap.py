@@ -54,7 +54,9 @@ def main() -> None:
 def measure(folder: Path, swaps: int, share: float) -> None:
     model = make("magika", folder / "models")
     label = int(np.argmax(model.expected[0]))
-    server = OurServer(Artifacts(folder / "artifacts"), Setup(model, "binary", 2, 5.0, folder))
+    artifacts = Artifacts(folder / "artifacts")
+    artifacts.get(model, 2)  # built before there is any load
+    server = OurServer(artifacts, Setup(model, "binary", 2, 5.0, folder))
     server.start()
     try:
         url = f"http://127.0.0.1:{server.port}"
@@ -75,6 +77,7 @@ def measure(folder: Path, swaps: int, share: float) -> None:
             load.terminate()
             load.wait()
     finally:
+        print(server.tail(), file=sys.stderr)
         server.stop()
 
 

@@ -42,6 +42,7 @@ class HostProcess:
         lanes: int = 1,
         buckets: Sequence[int] = (),
         duty: float = 1.0,
+        pulsed: bool = False,
     ) -> None:
         self.manifest = manifest
         self.layout = plan_layout(manifest.inputs, manifest.outputs, manifest.profiles, 4, 4096)
@@ -60,6 +61,7 @@ class HostProcess:
             golden_sizes=tuple(golden.blob.size for golden in manifest.golden), arena_fd=self.arena.fd,
             arena_size=self.arena.size, lane_fds=tuple(s.fileno() for s in theirs[1:]),
             control_fd=theirs[0].fileno(), parent_pid=os.getpid(), buckets=tuple(buckets), duty=duty,
+            pulsed=pulsed,
         )  # fmt: skip
         config_fd = sealed_bytes("test-config", dumps(config))
         os.lseek(config_fd, 0, os.SEEK_SET)

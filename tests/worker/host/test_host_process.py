@@ -63,6 +63,12 @@ def test_a_warm_up_beside_traffic_computes_a_share_of_the_time_only(bucket: Buck
         assert time.monotonic() - started >= 11 * 0.02 / 0.1  # 8 runs of the warm-up, 1 of the self-test, 3 of rows
 
 
+def test_a_host_that_is_stopped_most_of_the_time_measures_what_its_runs_take_of_a_processor(bucket: Bucket) -> None:
+    """Its clock goes on while it is stopped; here, while its engine sleeps."""
+    with host(bucket, {"work": 0.05}, buckets=(1, 8), pulsed=True) as process:
+        assert max(process.ready().bucket_seconds.values()) < 0.05
+
+
 def test_a_probe_is_answered_without_outputs_and_requests_go_on(bucket: Bucket) -> None:
     with host(bucket, lanes=2) as process:
         process.ready()

@@ -58,6 +58,13 @@ class TestRuntime:
         return TestEngine(behaviour)
 
 
+class ProcessorRuntime(TestRuntime):
+    """The same without a device: its work is all the processor's."""
+
+    def driver(self):
+        return ""
+
+
 class TestEngine:
     def __init__(self, behaviour):
         self.behaviour = behaviour

@@ -29,6 +29,7 @@ from trtmodel_contract.manifest import Manifest
 
 from trtmodel_worker.environment import scrubbed
 from trtmodel_worker.front.lanes import LanePort
+from trtmodel_worker.front.pulse import Pulse
 from trtmodel_worker.host.arena import Arena, sealed_bytes
 from trtmodel_worker.host.wire import MAX_MESSAGE_BYTES, HostConfig, Ready, Refused
 
@@ -78,6 +79,7 @@ class Hosts:
 
     def __init__(self, runtime: str) -> None:
         self._runtime = runtime
+        self._has_device = True
         self._parent = ThreadPoolExecutor(max_workers=1, thread_name_prefix="host-parent")
 
     async def describe(self) -> Machine:
@@ -91,10 +93,12 @@ class Hosts:
             ) from e
         try:
             document = json.loads(done.stdout)
-            return Machine(decode(LoadKey, document["loadKey"]), str(document["driver"]))
+            machine = Machine(decode(LoadKey, document["loadKey"]), str(document["driver"]))
         except (ValueError, KeyError, TypeError) as e:
             text = done.stderr.decode(errors="replace").strip()[-500:] or f"exit code {done.returncode}"
             raise HostFailed("RuntimeUnusable", text, refused=False) from e
+        self._has_device = bool(machine.driver)
+        return machine
 
     async def start(
         self,
@@ -107,9 +111,11 @@ class Hosts:
         duty: float,
         auto: bool = False,
     ) -> EngineHost:
-        """A host that is ready: loaded, warm at `buckets`, self-tested, computing at most `duty` of the time meanwhile.
-        `auto`: it may find that fewer than `lanes` are enough.
+        """A host that is ready: loaded, warm at `buckets`, self-tested, computing at most `duty` of the time meanwhile:
+        where there is a device the host rests, else it is stopped and continued, since the processors are what it
+        shares with those that serve. `auto`: it may find that fewer than `lanes` are enough.
         Raises HostFailed; then nothing of it is left."""
+        pulsed = duty < 1 and not self._has_device
         pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(lanes + 1)]
         control, theirs = [p[0] for p in pairs], [p[1] for p in pairs]
         for channel in control:
@@ -130,7 +136,8 @@ class Hosts:
                 control_fd=theirs[0].fileno(),
                 parent_pid=os.getpid(),
                 buckets=buckets,
-                duty=duty,
+                duty=1.0 if pulsed else duty,
+                pulsed=pulsed,
                 auto=auto,
             )
             config_fd = sealed_bytes("trtmodel-host-config", dumps(config))
@@ -149,6 +156,7 @@ class Hosts:
             if config_fd >= 0:
                 os.close(config_fd)
         host = EngineHost(process, control[0], control[1:])
+        pulse = Pulse(host.signal, duty) if pulsed else None
         try:
             host.ready = await asyncio.wait_for(host.answer(), timeout)
         except asyncio.TimeoutError as e:
@@ -158,6 +166,9 @@ class Hosts:
         except BaseException:
             await asyncio.shield(host.end(0.0))
             raise
+        finally:
+            if pulse is not None:
+                pulse.end()
         host.keep(host.ready.lanes)
         return host
 
@@ -232,7 +243,7 @@ class EngineHost:
             log.warning("host %d is killed: %s", self.pid, why)
             self._silence()
             self.on_dying(self)
-            self._signal(signal.SIGKILL)
+            self.signal(signal.SIGKILL)
 
     def hung_up(self, why: str) -> None:
         """It has ended or is about to, and its exit code says how: SIGKILL comes too late to change that. It is sent
@@ -244,12 +255,16 @@ class EngineHost:
     async def end(self, grace: float = _FINISH_SECONDS) -> None:
         """SIGTERM, and SIGKILL after `grace` seconds. Returns when it was reaped."""
         self._silence()
-        self._signal(signal.SIGTERM if grace else signal.SIGKILL)
+        self.signal(signal.SIGTERM if grace else signal.SIGKILL)
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(asyncio.shield(self.exited), grace or None)
             return
-        self._signal(signal.SIGKILL)
+        self.signal(signal.SIGKILL)
         await asyncio.shield(self.exited)
+
+    def signal(self, number: int) -> None:
+        if not self.exited.done():
+            self._process.send_signal(number)
 
     @property
     def killed_from_outside(self) -> bool:
@@ -269,10 +284,6 @@ class EngineHost:
         for lane in self.lanes:
             if lane.channel.fileno() >= 0:
                 self._loop.remove_reader(lane.channel.fileno())
-
-    def _signal(self, number: int) -> None:
-        if not self.exited.done():
-            self._process.send_signal(number)
 
     def _reaped(self) -> None:
         self._loop.remove_reader(self._pidfd)

@@ -12,7 +12,7 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
-from concurrent import futures
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import NoReturn
 
 from trtmodel_contract.codec import dumps, encode, loads
@@ -27,7 +27,6 @@ from trtmodel_worker.host.counting import fewest_lanes
 from trtmodel_worker.host.lanes import LaneMaker, LaneServer
 from trtmodel_worker.host.pace import Pace
 from trtmodel_worker.host.proving import SelfTestFailed, read_samples, self_test
-from trtmodel_worker.host.reserve import ReservedThread
 from trtmodel_worker.host.rows import why_not_batchable
 from trtmodel_worker.host.warming import Timings, best_step, runner, warm
 from trtmodel_worker.host.wire import MAX_TEXT_BYTES, HostConfig, Ready, Refused
@@ -54,13 +53,13 @@ def describe(name: str) -> int:
     return HostExit.DONE
 
 
-def serve(config: HostConfig, threads: Sequence[ReservedThread]) -> NoReturn:
-    """Run one engine as `config` says, each lane in one of `threads`. Ends the process without cleaning up the runtime:
-    its memory is freed anyway, and destroying an engine may block, above all on a device that is poisoned."""
+def serve(config: HostConfig) -> NoReturn:
+    """Run one engine as `config` says, each lane in a thread of its own. Ends the process without cleaning up the
+    runtime: its memory is freed anyway, and destroying an engine may block, above all on a device that is poisoned."""
     _die_with(config.parent_pid)
     control = socket.socket(fileno=config.control_fd)
     try:
-        ready, lanes = _prepare_or_refuse(config, threads[0])
+        ready, lanes = _prepare_or_refuse(config)
     except _Refusal as e:
         log.error("%s: %s", e.reason, e)
         control.send(dumps(Refused(e.reason, str(e)[:MAX_TEXT_BYTES])))
@@ -69,18 +68,19 @@ def serve(config: HostConfig, threads: Sequence[ReservedThread]) -> NoReturn:
     os.set_blocking(stopped, False)
     signal.set_wakeup_fd(stopped, warn_on_full_buffer=False)
     signal.signal(signal.SIGTERM, lambda *_: None)
-    running = [thread.start(lane.run) for thread, lane in zip(threads, lanes, strict=False)]
+    threads = ThreadPoolExecutor(len(lanes), thread_name_prefix="lane")
+    running = [threads.submit(lane.run) for lane in lanes]
     for future in running:
         future.add_done_callback(_end_if_broken)
     control.send(dumps(ready))
     select.select([control.fileno(), stop], [], [])  # the front never sends: readable means that it closed its end
     for fd in config.lane_fds[: len(lanes)]:
         _hang_up(fd)
-    futures.wait(running, _FINISH_SECONDS)
+    wait(running, _FINISH_SECONDS)
     os._exit(HostExit.DONE)
 
 
-def _end_if_broken(lane: futures.Future[None]) -> None:
+def _end_if_broken(lane: Future[None]) -> None:
     """A lane whose thread has ended by a defect would keep its requests until they hang."""
     defect = lane.exception()
     if defect is not None:
@@ -88,22 +88,22 @@ def _end_if_broken(lane: futures.Future[None]) -> None:
         os._exit(HostExit.CANNOT_LOAD)
 
 
-def _prepare_or_refuse(config: HostConfig, loader: ReservedThread) -> tuple[Ready, list[LaneServer]]:
+def _prepare_or_refuse(config: HostConfig) -> tuple[Ready, list[LaneServer]]:
     """Raises _Refusal. A device that is not there is the node's fault, at whatever step it shows, not the engine's."""
     try:
-        return _prepare(config, loader)
+        return _prepare(config)
     except DeviceLost as e:
         raise _Refusal(DEVICE_LOST, f"the device cannot be used: {e}") from e
 
 
-def _prepare(config: HostConfig, loader: ReservedThread) -> tuple[Ready, list[LaneServer]]:
+def _prepare(config: HostConfig) -> tuple[Ready, list[LaneServer]]:
     manifest = loads(Manifest, config.manifest)
     goldens = [_read(fd, size) for fd, size in zip(config.golden_fds, config.golden_sizes, strict=True)]
     plan = memoryview(mmap.mmap(config.plan_fd, config.plan_size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ))
     started = time.perf_counter()
-    maker, lanes = loader.start(lambda: _load(config, manifest, plan)).result()
+    maker, lanes = _load(config, manifest, plan)
     loaded = time.perf_counter()
-    pace = Pace(config.duty)
+    pace = Pace(config.duty, clock=time.process_time if config.pulsed else time.perf_counter)
     try:
         timings = warm(lanes, manifest, config.buckets, pace)
         if config.auto:

@@ -46,7 +46,8 @@ class MessageError(ValueError):
 class HostConfig:
     """What a host is told, as JSON in a sealed memory file. `*_fd` are inherited descriptors. `buckets`: batch sizes
     that are to be warm and measured. `duty`: share of the time that the warm-up may compute: less than 1 beside
-    traffic. `auto`: no more lanes are wanted than are worth it."""
+    traffic. `pulsed`: it is stopped most of the time until it is ready, so that only processor time says how long a run
+    takes. `auto`: no more lanes are wanted than are worth it."""
 
     SCHEMA: ClassVar[str] = "trtmodel.io/host/v1"
 
@@ -64,6 +65,7 @@ class HostConfig:
     parent_pid: int
     buckets: tuple[int, ...] = ()
     duty: float = 1.0
+    pulsed: bool = False
     auto: bool = False
 
 

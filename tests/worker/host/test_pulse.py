@@ -1,0 +1,65 @@
+"""A host that is prepared beside traffic runs in short slices, and freely as soon as it serves."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from pathlib import Path
+
+from trtmodel_worker.front.pulse import Pulse
+from worker_harness import REVISION_1, REVISION_2, Bucket, Load, Operator, WorkerProcess, eventually
+
+STOPPED = "T"
+
+
+def test_a_pulsed_process_is_stopped_and_continued_in_turn_and_left_running() -> None:
+    sent: list[int] = []
+
+    async def pulse_for_a_while() -> None:
+        enough = asyncio.Event()
+
+        def send(number: int) -> None:
+            sent.append(number)
+            if len(sent) == 7:
+                enough.set()
+
+        pulse = Pulse(send, 0.5)
+        await asyncio.wait_for(enough.wait(), 30)
+        pulse.end()
+        sent.append(0)
+        await asyncio.sleep(0.05)  # many slices: nothing may come any more
+
+    asyncio.run(pulse_for_a_while())
+    assert sent == [signal.SIGSTOP, signal.SIGCONT] * 3 + [signal.SIGSTOP, signal.SIGCONT, 0]
+
+
+def test_without_a_device_a_host_beside_traffic_is_prepared_in_slices_and_serves_freely(tmp_path: Path) -> None:
+    operator, bucket = Operator(), Bucket(tmp_path / "bucket")
+    first, second = (bucket.publish(r, {"factor": f})[0] for r, f in ((REVISION_1, 2.0), (REVISION_2, 3.0)))
+    stable, candidate = operator.artifact(REVISION_1, first), operator.artifact(REVISION_2, second)
+    worker = WorkerProcess(tmp_path / "worker", operator, bucket, TRTMODEL_RUNTIME="TestOnProcessor")
+    worker.point(stable)
+    worker.start()
+    try:
+        worker.wait_ready()
+        before = set(worker.host_pids())
+        with Load(worker.port, {REVISION_1: 2.0, REVISION_2: 3.0}, clients=2) as load:
+            load.wait_for(50)
+            worker.desire(stable, candidate)
+            eventually(lambda: STOPPED in map(state, set(worker.host_pids()) - before), "it is stopped now and then")
+            worker.wait_engine(second)
+            assert STOPPED not in map(state, worker.host_pids())
+            worker.desire(candidate)
+            worker.wait_routed(second)
+            load.wait_for(50)
+        assert load.failures == []
+    finally:
+        assert worker.stop() == 0
+
+
+def state(pid: int) -> str:
+    """Of a process, as the kernel names it; '' if it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return ""
