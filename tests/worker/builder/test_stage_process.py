@@ -7,17 +7,14 @@ import signal
 import subprocess
 import threading
 import time
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from trtmodel_worker.builder import child
+from trtmodel_worker.builder import process
 
 
-def test_a_job_that_is_asked_to_end_while_a_stage_starts_leaves_no_stage(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_that_is_asked_to_end_while_a_stage_starts_leaves_no_stage(monkeypatch: pytest.MonkeyPatch) -> None:
     """The signal comes when the stage's process exists, but Popen has not told yet which it is. Another thread is there
     that may take it, as in a Job that talks to its store."""
     started: list[subprocess.Popen[str]] = []
@@ -33,19 +30,17 @@ def test_a_job_that_is_asked_to_end_while_a_stage_starts_leaves_no_stage(
     def stop(*_: object) -> None:
         raise SystemExit(143)
 
-    monkeypatch.setattr(child, "dumps", lambda _: b"{}")
-    request: Any = None
     fake = SimpleNamespace(Popen=popen, DEVNULL=subprocess.DEVNULL, PIPE=subprocess.PIPE)
-    monkeypatch.setattr(child, "subprocess", fake)
+    monkeypatch.setattr(process, "subprocess", fake)
     former = signal.signal(signal.SIGTERM, stop)
     over = threading.Event()
     other = threading.Thread(target=over.wait)
     other.start()
     try:
         with pytest.raises(SystemExit):
-            child.run("check", request, tmp_path)
+            process.run_module(["trtmodel_worker.builder.stages"])
     finally:
         signal.signal(signal.SIGTERM, former)
         over.set()
         other.join()
-    assert [process.poll() for process in started] == [-signal.SIGKILL]
+    assert [each.poll() for each in started] == [-signal.SIGKILL]

@@ -8,11 +8,11 @@ from trtmodel_contract.exitcodes import JobExit
 from trtmodel_contract.gate import Task, Thresholds
 from trtmodel_contract.jobs import Reason
 
-from trtmodel_worker.alone import engine
+from trtmodel_worker.alone import engine, tell
 from trtmodel_worker.alone.home import Home
 from trtmodel_worker.alone.say import say
 from trtmodel_worker.alone.shapes import BadShape
-from trtmodel_worker.builder.child import StageDied
+from trtmodel_worker.builder.process import StageDied
 from trtmodel_worker.engines.building import Rejected
 
 EXIT_USAGE = 2
@@ -38,16 +38,14 @@ def run(options: argparse.Namespace, home: Home) -> int:
 
 
 def _check(options: argparse.Namespace, wanted: engine.Wanted, home: Home) -> int:
-    checked = engine.check(wanted, home)
+    try:
+        checked = engine.check(wanted, home, Task(options.task))
+    except Rejected as e:
+        print(tell.refused_as_json(options.model, e) if options.json else tell.findings(e.findings))
+        raise
     there = engine.find(checked, home)
-    lines = [f"{options.model}: {checked.source.size:,} bytes, sha256 {checked.sha256}"]
-    lines += [f"input  {t.name} {t.datatype} {list(t.dims)}" for t in checked.graph.inputs]
-    lines += [f"output {t.name} {t.datatype} {list(t.dims)}" for t in checked.graph.outputs]
-    for profile in checked.settings.profiles:
-        lines += [f"served {name} from {list(r.min)} to {list(r.max)}" for name, r in profile.inputs.items()]
-    built = f"engine {there[0]}" if there else "not built yet"
-    lines.append(f"revision {checked.revision} in {checked.settings.precision} for {checked.load_key}: {built}")
-    print("\n".join(lines))
+    tell_it = tell.as_json if options.json else tell.as_text
+    print(tell_it(options.model, checked, there[0] if there else None))
     return JobExit.DONE
 
 

@@ -17,7 +17,10 @@ from trtmodel_worker.alone.home import Home, model_ref
 from trtmodel_worker.builder import check as checks
 from trtmodel_worker.builder.build import Ended, build
 from trtmodel_worker.builder.dataset import DataSetFile
+from trtmodel_worker.builder.examine import check_wanted
+from trtmodel_worker.builder.findings import Report, error, require
 from trtmodel_worker.builder.sources import Place, identity, revision_of, used_calibration
+from trtmodel_worker.builder.wanted import Wanted as Asked
 from trtmodel_worker.engines import registry
 from trtmodel_worker.engines.building import Graph, Rejected
 from trtmodel_worker.storage import Fetched
@@ -40,11 +43,12 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Checked:
-    """A model that can be built. `sha256` is the source's identity."""
+    """A model that can be built. `sha256` is the source's identity; `report` has warnings at most."""
 
     source: Fetched
     sha256: str
     graph: Graph
+    report: Report
     settings: EngineSettings
     calibration: CalibrationRequest | None
     revision: str
@@ -52,26 +56,35 @@ class Checked:
 
 
 def check(wanted: Wanted, home: Home, task: Task = Task.RAW) -> Checked:
-    """Raises Rejected, StorageError, BadShape."""
+    """Raises Rejected with all findings, StorageError, StageDied, BadShape."""
     try:
         runtime, builder = registry.runtime(wanted.runtime), registry.builder(wanted.runtime)
     except ValueError as e:
         raise Rejected(Reason.PRECISION_UNSUPPORTED, str(e)) from e
     source = home.fetch("model", wanted.model)
-    what = f"{wanted.model} ({source.size:,} bytes)"
-    graph, quantized = checks.graph_of(source.path, what, builder)
-    settings = EngineSettings(
-        wanted.runtime, wanted.precision, profiles=shapes.profiles(graph, wanted.shapes, wanted.max_batch)
-    )
-    if wanted.precision == "INT8" and not wanted.calibration and not quantized:
-        text = "INT8 needs data to find ranges with: name an npz with --calibration, or give a graph with Q/DQ nodes"
-        raise Rejected(Reason.PRECISION_UNSUPPORTED, text)
+    report = checks.examined(source.path, f"{wanted.model} ({source.size:,} bytes)", home.root, wanted.runtime)
+    found, graph = list(report.findings), report.graph
+    if graph is None:
+        require(found)
+    assert graph is not None
+    try:
+        settings = EngineSettings(
+            wanted.runtime, wanted.precision, profiles=shapes.profiles(graph, wanted.shapes, wanted.max_batch)
+        )
+    except Rejected as e:
+        require([*found, *e.findings])
+        raise
+    if wanted.precision == "INT8" and not wanted.calibration and not report.quantized:
+        text = "INT8 needs data to find ranges with"
+        hint = "name an npz with --calibration, or give a graph with Q/DQ nodes"
+        require([*found, error(Reason.PRECISION_UNSUPPORTED, text, hint)])
     calibration = used_calibration(settings, _calibration(wanted, home))
-    checks.require(graph, quantized, builder, settings, task, calibration.method if calibration else None)
+    asked = Asked(settings, task, calibration.method if calibration else None)
+    require([*found, *check_wanted(graph, report.quantized, builder, asked)])
     digest = calibration.data.digest if calibration else ""
     sha256 = identity(source)
     revision = revision_of(sha256, settings, calibration, digest)
-    return Checked(source, sha256, graph, settings, calibration, revision, runtime.load_key())
+    return Checked(source, sha256, graph, report, settings, calibration, revision, runtime.load_key())
 
 
 def find(checked: Checked, home: Home) -> tuple[str, Manifest] | None:

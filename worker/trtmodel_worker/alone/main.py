@@ -132,7 +132,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="trtmodel", description=what, epilog=rest)
     parser.add_argument("--version", action="version", version=product_version())
     commands = parser.add_subparsers(required=True, dest="command", metavar="command")
-    _model_command(commands, "check", "can it be built and served? Shows inputs, outputs and shapes")
+    check = _model_command(commands, "check", "can it be built and served? Shows what is wrong or odd, and shapes")
+    check.add_argument("--json", action="store_true", help="findings and graph as one JSON document")
+    check.add_argument("--task", choices=[task.value for task in Task], default=Task.RAW.value, help="of verify")
     _model_command(commands, "build", "build the engine into the local store, and print its digest")
     verify = _model_command(commands, "verify", "measure the engine against the original on your data")
     verify.add_argument(

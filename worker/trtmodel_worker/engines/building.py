@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,13 +15,38 @@ from trtmodel_contract.manifest import TensorSpec
 from trtmodel_worker.engines.base import Array
 
 
-class Rejected(Exception):
-    """No retry can cure it: the input has to change. `reason` becomes the condition's, `message` names the way out."""
+class Severity(str, enum.Enum):
+    ERROR = "error"
+    WARNING = "warning"
 
-    def __init__(self, reason: Reason, message: str) -> None:
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is wrong with a model, or odd about it. `message` is the cause, `way_out` what to do; `node`,
+    `operator` and `domain` are those that it is about, '' if none."""
+
+    severity: Severity
+    reason: Reason
+    message: str
+    way_out: str = ""
+    node: str = ""
+    operator: str = ""
+    domain: str = ""
+
+    @property
+    def text(self) -> str:
+        return f"{self.message}: {self.way_out}" if self.way_out else self.message
+
+
+class Rejected(Exception):
+    """No retry can cure it: the input has to change. `reason` becomes the condition's, `message` names the way out.
+    `findings` are all that are known, where there may be more than the one that `message` tells."""
+
+    def __init__(self, reason: Reason, message: str, findings: tuple[Finding, ...] = ()) -> None:
         super().__init__(message)
         self.reason = reason
         self.message = message
+        self.findings = findings or (Finding(Severity.ERROR, reason, message),)
 
 
 @dataclass(frozen=True)

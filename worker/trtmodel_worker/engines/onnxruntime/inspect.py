@@ -1,77 +1,59 @@
 """Can this ONNX Runtime run the file, and if not, why? Its own loader is asked, since no table of supported operators
-is as right; what it says is put into words that name the cause and the way out."""
+is as right; what it says is put into words that name the cause and the way out. It names the first cause only: the
+others are found by `faults`."""
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
-import onnxruntime as ort
 from trtmodel_contract.jobs import Reason
 
-from trtmodel_worker.engines.building import Graph, GraphTensor, Rejected
-from trtmodel_worker.engines.onnxruntime.run import DATATYPES, session_options
-
-_PREFIX = re.compile(r"^\[ONNXRuntimeError\] : \d+ : \w+ : (?:/\S+:\d+ .*?\) )?", re.DOTALL)
-_IR = re.compile(r"Unsupported model IR version: (\d+), max supported IR version: (\d+)")
-_OPSET = re.compile(r"Opset (\d+) is under development.*support for domain (\S+) is till opset (\d+)", re.DOTALL)
-_NO_KERNEL = re.compile(r"Could not find an implementation for (\S+?)\((\d+)\) node with name '(.*?)'", re.DOTALL)
-_NO_OPERATOR = re.compile(r"(\S*?):?([A-Za-z0-9_]+)\(-?\d+\) is not a registered function/op")
-_NO_SCHEMA = re.compile(r'In Node, \("(.*?)", (\S+), "(.*?)".*No Op registered for', re.DOTALL)
+from trtmodel_worker.engines.building import Finding, Graph, GraphTensor, Rejected, Severity
+from trtmodel_worker.engines.onnxruntime import faults
+from trtmodel_worker.engines.onnxruntime.run import DATATYPES
 
 
 def inspect(source: Path) -> Graph:
-    """Inputs and outputs. Raises Rejected."""
+    """Inputs and outputs. Raises Rejected, with all findings."""
     try:
-        session = ort.InferenceSession(
-            str(source),
-            session_options(1, ort.GraphOptimizationLevel.ORT_DISABLE_ALL),
-            providers=["CPUExecutionProvider"],
-        )
+        session = faults.open_session(str(source))
     except Exception as e:
-        raise _rejected(str(e)) from e
-    inputs = tuple(_tensor("input", node) for node in session.get_inputs())
-    return Graph(inputs, tuple(_tensor("output", node) for node in session.get_outputs()))
+        found = tuple(faults.find(source, str(e)))
+        raise Rejected(found[0].reason, found[0].text, found) from e
+    problems = [_unserved("input", node) for node in session.get_inputs()]
+    problems += [_unserved("output", node) for node in session.get_outputs()]
+    found = tuple(problem for problem in problems if problem is not None)
+    if found:
+        raise Rejected(found[0].reason, found[0].text, found)
+    inputs = tuple(_tensor(node) for node in session.get_inputs())
+    return Graph(inputs, tuple(_tensor(node) for node in session.get_outputs()))
 
 
-def _tensor(what: str, node: Any) -> GraphTensor:
+def _tensor(node: Any) -> GraphTensor:
+    dims = tuple(d if isinstance(d, (int, str)) else "?" for d in node.shape)
+    return GraphTensor(node.name, DATATYPES[node.type], dims)
+
+
+def _unserved(what: str, node: Any) -> Finding | None:
+    """Why workers cannot serve a tensor of this type; None if they can."""
+    name = f"{what} {node.name!r}"
     if DATATYPES.get(node.type) == "BYTES":
-        text = f"{what} {node.name!r} holds strings: no data set has any and no gate compares them"
-        raise Rejected(
-            Reason.OPERATOR_UNSUPPORTED, f"{text}: take numbers there, and look texts up outside of the graph"
-        )
+        text = f"{name} holds strings: no data set has any and no gate compares them"
+        return _unsupported(text, "take numbers there, and look texts up outside of the graph")
     if node.type == "tensor(bfloat16)":
-        text = f"{what} {node.name!r} is BF16, which neither NumPy nor most CPU kernels have"
-        raise Rejected(Reason.OPERATOR_UNSUPPORTED, f"{text}: cast it to FP32 inside of the graph")
+        text = f"{name} is BF16, which neither NumPy nor most CPU kernels have"
+        return _unsupported(text, "cast it to FP32 inside of the graph")
+    if node.type.startswith(("seq(", "map(", "optional(", "sparse_tensor(")):
+        text = f"{name} is {node.type}, and a request holds tensors only"
+        maps = "map(" in node.type
+        hint = "export scikit-learn models with options={'zipmap': False}" if maps else "give tensors there instead"
+        return _unsupported(text, hint)
     if node.type not in DATATYPES:
-        text = f"{what} {node.name!r} is of {node.type}, which workers do not serve: cast it inside of the graph"
-        raise Rejected(Reason.OPERATOR_UNSUPPORTED, text)
-    return GraphTensor(
-        node.name, DATATYPES[node.type], tuple(d if isinstance(d, (int, str)) else "?" for d in node.shape)
-    )
+        text = f"{name} is of {node.type}, which workers do not serve"
+        return _unsupported(text, "cast it inside of the graph")
+    return None
 
 
-def _rejected(text: str) -> Rejected:
-    version = f"ONNX Runtime {ort.__version__}"
-    if match := _IR.search(text):
-        found, most = match.groups()
-        text = f"the model's IR version is {found}, {version} reads up to {most}: export it with an older exporter"
-        return Rejected(Reason.MODEL_INVALID, f"{text} or set ir_version to {most}, which few graphs need to exceed")
-    if match := _OPSET.search(text):
-        found, domain, most = match.groups()
-        text = f"the model uses opset {found} of {domain}, {version} supports up to {most}: export it with that opset"
-        return Rejected(Reason.OPERATOR_UNSUPPORTED, text)
-    if match := _NO_KERNEL.search(text):
-        operator, opset, node = match.groups()
-        text = f"{version} has no CPU kernel for {operator} (opset {opset}) with the types of node {node!r}"
-        return Rejected(Reason.OPERATOR_UNSUPPORTED, f"{text}: cast to FP32 around it, or use another runtime")
-    if match := _NO_OPERATOR.search(text):
-        domain, operator = match.groups()
-        text = f"operator {domain or 'ai.onnx'}:{operator} does not exist in {version}"
-        return Rejected(Reason.OPERATOR_UNSUPPORTED, f"{text}: export the model without custom operators")
-    if match := _NO_SCHEMA.search(text):
-        node, operator, domain = match.groups()
-        text = f"node {node!r}: operator {domain or 'ai.onnx'}:{operator} does not exist in {version}"
-        return Rejected(Reason.OPERATOR_UNSUPPORTED, f"{text}: export the model without custom operators")
-    return Rejected(Reason.MODEL_INVALID, f"{version} refuses the model: {_PREFIX.sub('', text).strip()[:500]}")
+def _unsupported(message: str, way_out: str) -> Finding:
+    return Finding(Severity.ERROR, Reason.OPERATOR_UNSUPPORTED, message, way_out)
