@@ -116,6 +116,17 @@ class Engine(Protocol):
     def create_lane(self) -> Lane: ...
 
 
+@runtime_checkable
+class ServingEngine(Protocol):
+    """An engine that wants to know when its preparation is over, and where requests will lie."""
+
+    def serve_from(self, memory: memoryview) -> None:
+        """Called once: every lane is made, warm and proved. Inputs and outputs will lie in `memory` from now on, which
+        stays mapped until the process ends; a request must not pay for what could be made before. Raises
+        EngineError."""
+        ...
+
+
 class Runtime(Protocol):
     """One inference runtime on this machine."""
 

@@ -26,6 +26,7 @@ from trtmodel_worker.engines.base import (
     InvalidInput,
     Lane,
     OutOfMemory,
+    ServingEngine,
     Sticky,
     allocate_anew,
 )
@@ -119,6 +120,12 @@ class LaneMaker:
         """Raises EngineError."""
         with self._lock:
             return self._engine.create_lane()
+
+    def serve_from(self, memory: memoryview) -> None:
+        """Preparation is over, for an engine that wants to know. Raises EngineError."""
+        if isinstance(self._engine, ServingEngine):
+            with self._lock:
+                self._engine.serve_from(memory)
 
     def replace(self, free: Callable[[], None]) -> Lane:
         """A lane, run once, in place of the one that `free` lets go of. Raises EngineError."""

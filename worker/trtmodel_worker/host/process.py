@@ -113,14 +113,19 @@ def _prepare(config: HostConfig) -> tuple[Ready, list[LaneServer]]:
     except Exception as e:
         raise _Refusal("WarmUpFailed", f"warm-up failed: {type(e).__name__}: {e}") from e
     warmed = time.perf_counter()
+    arena = Arena(config.arena_fd, config.arena_size)
     try:
+        maker.serve_from(arena.view)
         samples = read_samples(manifest, goldens)
         del goldens
         self_test(lanes, samples, manifest.outputs, pace)
         why = why_not_batchable(lanes[0], manifest, samples, pace)
     except SelfTestFailed as e:
         raise _Refusal("SelfTestFailed", str(e)) from e
-    arena = Arena(config.arena_fd, config.arena_size)
+    except DeviceLost:
+        raise
+    except EngineError as e:
+        raise _Refusal("WarmUpFailed", f"it could not be made ready: {type(e).__name__}: {e}") from e
     servers = [
         LaneServer(lane, maker, socket.socket(fileno=fd), arena, manifest, samples)
         for lane, fd in zip(lanes, config.lane_fds, strict=False)
