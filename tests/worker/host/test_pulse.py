@@ -6,7 +6,7 @@ import asyncio
 import signal
 from pathlib import Path
 
-from trtmodel_worker.front.pulse import Pulse
+from trtmodel_worker.front.pulse import MOST_SLICES_LATE, Pulse
 from worker_harness import REVISION_1, REVISION_2, Bucket, Load, Operator, WorkerProcess, eventually
 
 STOPPED = "T"
@@ -23,7 +23,7 @@ def test_a_pulsed_process_is_stopped_and_continued_in_turn_and_left_running() ->
             if len(sent) == 7:
                 enough.set()
 
-        pulse = Pulse(send, 0.5)
+        pulse = Pulse(send, 0.5, lambda: False)
         await asyncio.wait_for(enough.wait(), 30)
         pulse.end()
         sent.append(0)
@@ -31,6 +31,31 @@ def test_a_pulsed_process_is_stopped_and_continued_in_turn_and_left_running() ->
 
     asyncio.run(pulse_for_a_while())
     assert sent == [signal.SIGSTOP, signal.SIGCONT] * 3 + [signal.SIGSTOP, signal.SIGCONT, 0]
+
+
+def test_while_requests_wait_a_process_stays_stopped_but_not_for_ever() -> None:
+    sent: list[int] = []
+    asked: list[int] = []  # how many signals had been sent by then
+
+    async def pulse_in_a_crowd() -> None:
+        enough = asyncio.Event()
+
+        def send(number: int) -> None:
+            sent.append(number)
+            if len(sent) == 4:
+                enough.set()
+
+        def crowded() -> bool:
+            asked.append(len(sent))
+            return True
+
+        pulse = Pulse(send, 0.5, crowded)
+        await asyncio.wait_for(enough.wait(), 30)
+        pulse.end()
+
+    asyncio.run(pulse_in_a_crowd())
+    assert sent[:4] == [signal.SIGSTOP, signal.SIGCONT] * 2
+    assert [asked.count(1), asked.count(3)] == [MOST_SLICES_LATE] * 2
 
 
 def test_without_a_device_a_host_beside_traffic_is_prepared_in_slices_and_serves_freely(tmp_path: Path) -> None:

@@ -75,10 +75,11 @@ class Payload:
 
 
 class Hosts:
-    """Starts hosts, all from one thread."""
+    """Starts hosts, all from one thread. `crowded`: whether a request that came now would have to wait for a lane."""
 
-    def __init__(self, runtime: str) -> None:
+    def __init__(self, runtime: str, crowded: Callable[[], bool] = lambda: False) -> None:
         self._runtime = runtime
+        self._crowded = crowded
         self._has_device = True
         self._parent = ThreadPoolExecutor(max_workers=1, thread_name_prefix="host-parent")
 
@@ -156,7 +157,7 @@ class Hosts:
             if config_fd >= 0:
                 os.close(config_fd)
         host = EngineHost(process, control[0], control[1:])
-        pulse = Pulse(host.signal, duty) if pulsed else None
+        pulse = Pulse(host.signal, duty, self._crowded) if pulsed else None
         try:
             host.ready = await asyncio.wait_for(host.answer(), timeout)
         except asyncio.TimeoutError as e:

@@ -16,13 +16,17 @@ import signal
 from collections.abc import Callable
 
 SLICE_SECONDS = 0.002
+MOST_SLICES_LATE = 20  # then it runs all the same: preparing must end
 
 
 class Pulse:
-    """Stops and continues a process by `send` from now on, until `end`: it runs a `share` of the time."""
+    """Stops and continues a process by `send` from now on, until `end`: it runs a `share` of the time, less while what
+    serves is `crowded`, which asks whether a request that came now would have to wait."""
 
-    def __init__(self, send: Callable[[int], None], share: float) -> None:
+    def __init__(self, send: Callable[[int], None], share: float, crowded: Callable[[], bool]) -> None:
         self._send = send
+        self._crowded = crowded
+        self._late = 0
         self._off = SLICE_SECONDS / share - SLICE_SECONDS
         self._loop = asyncio.get_running_loop()
         self._timer = self._loop.call_later(SLICE_SECONDS, self._stop)
@@ -37,5 +41,10 @@ class Pulse:
         self._timer = self._loop.call_later(self._off, self._continue)
 
     def _continue(self) -> None:
+        if self._late < MOST_SLICES_LATE and self._crowded():
+            self._late += 1
+            self._timer = self._loop.call_later(SLICE_SECONDS, self._continue)
+            return
+        self._late = 0
         self._send(signal.SIGCONT)
         self._timer = self._loop.call_later(SLICE_SECONDS, self._stop)

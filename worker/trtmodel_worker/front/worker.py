@@ -69,7 +69,7 @@ class Worker:
         self.keyring = Keyring({})
         self.stats: dict[str, RevisionStats] = {}
         self.arenas = Arenas((settings.lanes or MOST_LANES) * settings.hosts, settings.output_bytes)
-        self.hosts = Hosts(settings.runtime)
+        self.hosts = Hosts(settings.runtime, self._is_crowded)
         self.machine: Machine | None = None
         self.draining = False
         self.version = 1
@@ -260,6 +260,10 @@ class Worker:
             auto=not settings.lanes and standing is None,
             paced=standing is not None and self._batches() != self._batches_before[0],
         )
+
+    def _is_crowded(self) -> bool:
+        standing = self.swapper.standing
+        return standing is not None and standing.alive and not standing.scheduler.has_room
 
     async def _free_memory(self) -> Free:
         return Free(host_bytes=await asyncio.to_thread(self._memory.free_bytes))
