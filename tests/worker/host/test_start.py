@@ -26,7 +26,7 @@ def descriptors() -> int:
 def test_a_start_that_is_cancelled_at_any_moment_leaves_no_process_and_no_descriptor(
     bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(PLUGIN))
+    monkeypatch.setenv("PYTHONPATH", PLUGIN)
     _, manifest = bucket.publish(REVISION_1, {"load": 60.0})
     artifacts = Artifacts(bucket.store, tmp_path / "cache")
 
@@ -57,7 +57,7 @@ def test_a_start_that_is_cancelled_at_any_moment_leaves_no_process_and_no_descri
 def test_a_host_that_is_not_ready_in_time_is_ended(
     bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(PLUGIN))
+    monkeypatch.setenv("PYTHONPATH", PLUGIN)
     _, manifest = bucket.publish(REVISION_1, {"load": 60.0})
 
     async def run() -> None:
@@ -75,6 +75,6 @@ def test_a_host_that_is_not_ready_in_time_is_ended(
 
 
 def test_a_runtime_that_does_not_exist_is_named_with_those_that_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", os.fspath(PLUGIN))
-    with pytest.raises(HostFailed, match="'Nothing' is not in this image: it has ONNXRuntime, Test"):
+    monkeypatch.setenv("PYTHONPATH", PLUGIN)
+    with pytest.raises(HostFailed, match="'Nothing' is not in this image: it has ONNXRuntime, TensorRT, Test"):
         asyncio.run(Hosts("Nothing").describe())

@@ -15,8 +15,14 @@ from trtmodel_worker.engines.base import Runtime
 from trtmodel_worker.engines.building import Builder
 
 ENTRY_POINTS = "trtmodel.runtimes"
-_FACTORIES = {"ONNXRuntime": ("trtmodel_worker.engines.onnxruntime", "OnnxRuntime")}
-_BUILDERS = {"ONNXRuntime": ("trtmodel_worker.engines.onnxruntime.build", "OnnxBuilder")}
+_FACTORIES = {
+    "ONNXRuntime": ("trtmodel_worker.engines.onnxruntime", "OnnxRuntime"),
+    "TensorRT": ("trtmodel_worker.engines.tensorrt.runtime", "TensorRtRuntime"),
+}
+_BUILDERS = {
+    "ONNXRuntime": ("trtmodel_worker.engines.onnxruntime.build", "OnnxBuilder"),
+    "TensorRT": ("trtmodel_worker.engines.tensorrt.build", "TensorRtBuilder"),
+}
 
 
 def runtime(name: str) -> Runtime:

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from trtmodel_worker.engines.tensorrt.compat import Trt
+from trtmodel_worker.engines.tensorrt.compat import Trt, capabilities
 
 log = logging.getLogger("trtmodel.tensorrt")
 
@@ -65,6 +65,7 @@ def logger(trt: Trt) -> tuple[Any, Messages]:
 def progress_monitor(trt: Trt, phase: Callable[[str], None]) -> Any:
     """An IProgressMonitor that tells of each phase that starts outside of another one. A build is not cancelled
     through it, which 8.6 cannot: its process is ended."""
+    assert capabilities(trt).progress_monitor
 
     class ProgressMonitor(trt.IProgressMonitor):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -86,7 +87,8 @@ def progress_monitor(trt: Trt, phase: Callable[[str], None]) -> Any:
 def calibrator(trt: Trt, method: str, rows: int, next_batch: NextBatch) -> Any:
     """An INT8 calibrator: `method` Entropy or MinMax. No cache is read or written: what a cache would spare is little
     beside the build, and a stale one is a wrong engine."""
-    base = trt.IInt8MinMaxCalibrator if method == "MinMax" else trt.IInt8EntropyCalibrator2
+    assert capabilities(trt).calibrators
+    base: Any = trt.IInt8MinMaxCalibrator if method == "MinMax" else trt.IInt8EntropyCalibrator2
 
     class Calibrator(base):  # type: ignore[misc]
         def __init__(self) -> None:

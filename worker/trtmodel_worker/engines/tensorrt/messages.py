@@ -9,10 +9,15 @@ from dataclasses import dataclass
 from trtmodel_contract.jobs import Reason
 
 from trtmodel_worker.engines.base import EngineError, OutOfMemory
-from trtmodel_worker.engines.building import Rejected
+from trtmodel_worker.engines.building import Finding, Rejected, Severity
 
 SHOWN = 5  # errors in a message: the first have the cause, and a condition holds 700 bytes
 _TEXT = 200
+_MOST_FINDINGS = 200
+_WAYS_OUT = {
+    Reason.OPERATOR_UNSUPPORTED: "export these operators as others, with another opset, or use another TensorRT",
+    Reason.MODEL_INVALID: "check the file with `trtmodel check`, or export it anew",
+}
 _MEMORY = re.compile(r"out of memory|OutOfMemory|could not be allocated|insufficient (device )?memory", re.IGNORECASE)
 # While it times kernels TensorRT logs each that it cannot use as an error, of code 9 or 10: no reason for anything.
 _SKIPPED = re.compile(r"skipping tactic|tactic .{0,80}(failed|skipped)", re.IGNORECASE | re.DOTALL)
@@ -37,15 +42,21 @@ class ParserProblem:
 
 
 def parser_refuses(problems: Sequence[ParserProblem], version: str) -> Rejected:
-    """A file that TensorRT's parser does not take."""
-    unsupported = any(p.code.startswith("UNSUPPORTED") or _UNSUPPORTED.search(p.text) for p in problems)
+    """A file that TensorRT's parser does not take. Each problem is a finding, the message has the first ones."""
     listed = "; ".join(str(problem) for problem in problems[:SHOWN]) or "it gives no reason"
     more = f" and {len(problems) - SHOWN} more" if len(problems) > SHOWN else ""
-    what = f"the ONNX parser of TensorRT {version} refuses the model: {listed}{more}"
-    if unsupported:
-        out = "export these operators as others, with another opset, or use an image with another TensorRT"
-        return Rejected(Reason.OPERATOR_UNSUPPORTED, f"{what}: {out}")
-    return Rejected(Reason.MODEL_INVALID, f"{what}: check the file with `trtmodel check`, or export it anew")
+    reason = Reason.OPERATOR_UNSUPPORTED if any(map(_is_unsupported, problems)) else Reason.MODEL_INVALID
+    out = _WAYS_OUT[reason]
+    what = f"the ONNX parser of TensorRT {version} refuses the model"
+    findings = tuple(
+        Finding(Severity.ERROR, reason, f"{what}: {problem}", out, problem.node, problem.operator)
+        for problem in problems[:_MOST_FINDINGS]
+    )
+    return Rejected(reason, f"{what}: {listed}{more}: {out}", findings)
+
+
+def _is_unsupported(problem: ParserProblem) -> bool:
+    return problem.code.startswith("UNSUPPORTED") or _UNSUPPORTED.search(problem.text) is not None
 
 
 def build_failed(said: Iterable[str], version: str) -> EngineError | Rejected:
@@ -57,7 +68,8 @@ def build_failed(said: Iterable[str], version: str) -> EngineError | Rejected:
     what = f"TensorRT {version} gives no engine: {listed}"
     if _MEMORY.search(whole):
         return OutOfMemory(what)
-    if match := next((m for text in causes if (m := _NO_RUNNER.search(text) or _NO_KERNEL.search(text))), None):
+    found = (_NO_RUNNER.search(text) or _NO_KERNEL.search(text) for text in causes)
+    if match := next(filter(None, found), None):
         text = f"TensorRT {version} has no kernel on this GPU for {_brief(match.group(1))}"
         out = (
             "raise spec.engine.workspace, keep the node in FP32 (keepPrecision), or use an image with a newer TensorRT"
