@@ -52,10 +52,14 @@ def encode(value: Any, *, omit_defaults: bool = False) -> Any:
     """Plain JSON data of a dataclass. Fields at their default are left out where they are marked `LATER`, and with
     `omit_defaults` everywhere, so that a field added later with a default changes no hash that was computed before it
     existed."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+    kind = type(value)
+    if kind is str or kind is int or value is None:
+        return value
+    fields = _written(kind)
+    if fields is not None:
         return {
-            _camel(f.name): encode(getattr(value, f.name), omit_defaults=omit_defaults)
-            for f in dataclasses.fields(value)
+            key: encode(getattr(value, f.name), omit_defaults=omit_defaults)
+            for key, f in fields
             if not ((omit_defaults or "later" in f.metadata) and _is_default(f, getattr(value, f.name)))
         }
     if isinstance(value, enum.Enum):
@@ -94,6 +98,14 @@ def loads(cls: type[T], data: bytes | str) -> T:
             f"expected a document of schema {expected}, found {_shown(found)}: its writer has another version"
         )
     return decode(cls, raw)
+
+
+@functools.cache
+def _written(cls: type) -> tuple[tuple[str, dataclasses.Field[Any]], ...] | None:
+    """The fields of a dataclass with their names in JSON; None for any other class."""
+    if not dataclasses.is_dataclass(cls):
+        return None
+    return tuple((_camel(f.name), f) for f in dataclasses.fields(cls))
 
 
 def _camel(name: str) -> str:
@@ -163,8 +175,7 @@ def _decode_dataclass(cls: type, data: Any, where: str) -> Any:
     if not isinstance(data, dict):
         raise DocumentError(f"{where}: expected an object, found {_kind(data)}")
     values = {}
-    for f in dataclasses.fields(cls):
-        key = _camel(f.name)
+    for key, f in _written(cls) or ():
         if key in data:
             values[f.name] = _decode(_hints(cls)[f.name], data[key], f"{where}.{key}")
         elif f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING:

@@ -6,6 +6,7 @@ Every bound holds for itself at `CONFIDENCE`: a rate that is exactly at a limit 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 
@@ -17,6 +18,7 @@ MOST_SAMPLES = 1_000_000  # nobody makes a data set beyond it in order to pass a
 _SCORE_CONFIDENCE = 0.955
 
 
+@functools.lru_cache(maxsize=1024)  # the operator judges the same figures in each of its passes
 def binomial_bounds(successes: int, n: int) -> tuple[float, float]:
     """Clopper-Pearson bounds of a proportion. Raises ValueError unless 0 <= successes <= n and n > 0."""
     if not 0 <= successes <= n or n < 1:
