@@ -38,8 +38,8 @@ class Connection:
             end = self.got.find(b"\r\n\r\n")
             if end < 0:
                 return 0
-            at = self.got.lower().find(b"content-length:", 0, end)
-            length = int(self.got[at + 15 : self.got.find(b"\r\n", at)])
+            at = self.got.lower().find(b"\r\ncontent-length:", 0, end) + 17  # inference-header-... ends so, too
+            length = int(self.got[at : self.got.find(b"\r\n", at)])
             self.missing = end + 4 + length
         return int(self.got[9:12]) if len(self.got) >= self.missing else 0
 

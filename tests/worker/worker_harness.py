@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -59,7 +59,14 @@ from trtmodel_contract.signing import (
 )
 from trtmodel_worker.storage import ArtifactStore
 
-PLUGIN = Path(__file__).parent / "plugin"
+if TYPE_CHECKING:
+    from typing import Self  # 3.11
+
+_PLUGIN = Path(__file__).parent / "plugin"
+SIMULATED = os.environ.get("TRTMODEL_TEST_DEVICE") == "Simulated"
+"""The test runtime's engines run on a simulated GPU, through the worker's code for TensorRT: `make test-simulated`."""
+PLUGIN = os.pathsep.join(map(str, [_PLUGIN, _PLUGIN / "simulated"] if SIMULATED else [_PLUGIN]))
+"""PYTHONPATH of what is to find the test runtime."""
 LOAD_KEY = LoadKey("Test", "1", "cpu")
 MODEL = ModelRef("ml", "m", "0f5bd0a4-uid")
 POD_UID = "pod-uid-1"
@@ -220,7 +227,7 @@ class WorkerProcess:
     def start(self, descriptors: int | None = None, group: Path | None = None) -> WorkerProcess:
         """`descriptors`: how many files it may open, the system's limit if None. `group`: control group to run in."""
         env = {
-            "PATH": os.environ["PATH"], "PYTHONPATH": str(PLUGIN), "POD_NAME": "m-0", "POD_UID": POD_UID,
+            "PATH": os.environ["PATH"], "PYTHONPATH": PLUGIN, "POD_NAME": "m-0", "POD_UID": POD_UID,
             "POD_NAMESPACE": MODEL.namespace, "NODE_NAME": "node", "TRTMODEL_MODEL": MODEL.name,
             "TRTMODEL_MODEL_UID": MODEL.uid, "TRTMODEL_RUNTIME": "Test", "TRTMODEL_CONTEXTS": "2",
             "TRTMODEL_POINTER_DIR": str(self.pointer_dir), "TRTMODEL_KEYS_DIR": str(self.keys_dir),

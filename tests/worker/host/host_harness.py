@@ -67,7 +67,7 @@ class HostProcess:
         os.lseek(config_fd, 0, os.SEEK_SET)
         self.process = subprocess.Popen(
             [sys.executable, "-m", "trtmodel_worker.host", "serve", str(config_fd)],
-            env={"PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join([str(PLUGIN), *_python_path()])},
+            env={"PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join([PLUGIN, *_python_path()])},
             pass_fds=[config_fd, *files, self.arena.fd, *(s.fileno() for s in theirs)],
         )
         for fd in (config_fd, *files):

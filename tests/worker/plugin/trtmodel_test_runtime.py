@@ -36,6 +36,11 @@ from trtmodel_contract.identity import LoadKey
 from trtmodel_contract.manifest import TensorSpec
 from trtmodel_worker.engines.base import CannotLoad, DeviceLost, InvalidInput, OutOfMemory, Recoverable, Sticky
 
+try:
+    import simulated_runtime as simulated  # its directory is on the path where the suite runs on a simulated GPU
+except ImportError:
+    simulated = None
+
 LOAD_KEY = LoadKey("Test", "1", "cpu")
 
 
@@ -55,6 +60,8 @@ class TestRuntime:
         if behaviour.get("refuse"):
             raise CannotLoad(behaviour["refuse"])
         sicken(behaviour, "load")
+        if simulated is not None and simulated.can_serve(behaviour, profiles):
+            return SimulatedEngine(behaviour, *simulated.load(behaviour, profiles, lanes))
         return TestEngine(behaviour)
 
 
@@ -93,6 +100,14 @@ class TestLane:
         self.broken = False
 
     def run(self, inputs, allocate):
+        answer = self.before(inputs, allocate)
+        if answer is not None:
+            return answer
+        arrays = [inputs[s.name] for s in self.engine.inputs]
+        return {s.name: self.output(s, a, allocate) for s, a in zip(self.engine.outputs, arrays, strict=False)}
+
+    def before(self, inputs, allocate):
+        """Everything that a run does but its answer."""
         behaviour = self.engine.behaviour
         arrays = [inputs[s.name] for s in self.engine.inputs]
         if "sick" in behaviour:
@@ -112,7 +127,7 @@ class TestLane:
             time.sleep(behaviour.get("first", 0.0))
         if behaviour.get("work"):
             time.sleep(behaviour["work"])
-        return {s.name: self.output(s, a, allocate) for s, a in zip(self.engine.outputs, arrays, strict=False)}
+        return None
 
     def is_meant(self, fault, array):
         return fault["when"] in array if fault.get("anywhere") else array.flat[0] == fault["when"]
@@ -186,6 +201,46 @@ class TestLane:
 
             lanes.answer_message = lie(lanes.answer_message)
         return
+
+
+class SimulatedEngine(TestEngine):
+    """The same on a simulated GPU: see simulated_runtime."""
+
+    def __init__(self, behaviour, gpu, engine):
+        super().__init__(behaviour)
+        self.gpu, self.device_engine = gpu, engine
+        self.serve_from = engine.serve_from
+
+    def create_lane(self):
+        self.made += 1
+        if self.made > self.behaviour.get("lanes", self.made):
+            raise OutOfMemory("no memory for another lane")
+        return SimulatedLane(self)
+
+
+class SimulatedLane(TestLane):
+    def __init__(self, engine):
+        super().__init__(engine)
+        self.device_lane = engine.device_engine.create_lane()
+
+    def run(self, inputs, allocate):
+        answer = self.before(inputs, allocate)
+        return self.after(self.device_lane.run(inputs, allocate)) if answer is None else answer
+
+    def bind(self, inputs, allocate):
+        bound = self.device_lane.bind(inputs, allocate)
+        return None if bound is None else simulated.SimulatedBound(self, bound, inputs, allocate)
+
+    def after(self, outputs):
+        if self.engine.drifted or self.engine.drifts():
+            simulated.drift(outputs)
+        return outputs
+
+    def fail(self, how, allocate):
+        if how in simulated.DEVICE_FAULTS:
+            self.engine.gpu.arm(how)
+            return None
+        return super().fail(how, allocate)
 
 
 SICK = {

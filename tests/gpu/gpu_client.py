@@ -1,0 +1,66 @@
+"""A client in a process of its own: ``python gpu_client.py port request concurrency seconds [pause]``.
+
+Prints JSON: when each request was sent (by the monotonic clock, which all processes share), what it took in ms, and the
+statuses other than 200. SIGTERM ends it before its time. A connection that the server closes counts as a failed request
+and is made anew.
+"""
+
+from __future__ import annotations
+
+import json
+import select
+import signal
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
+from client import Connection
+
+
+def main(port, request, concurrency, seconds, pause):
+    poll = select.epoll()
+    connections = {}
+
+    def connect():
+        connection = Connection(port, request)
+        connections[connection.socket.fileno()] = connection
+        poll.register(connection.socket, select.EPOLLIN)
+        connection.send()
+        connection.sent = time.monotonic()
+
+    for _ in range(concurrency):
+        connect()
+    sent, took, bad = [], [], []
+    end, asked = time.monotonic() + seconds, []
+    signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
+    while time.monotonic() < end and not asked:
+        for fd, _ in poll.poll(0.5):
+            connection = connections[fd]
+            try:
+                status = connection.receive()
+            except OSError as e:
+                bad.append(f"{type(e).__name__}: {e}")
+                poll.unregister(fd)
+                connections.pop(fd).socket.close()
+                connect()
+                continue
+            if not status:
+                continue
+            now = time.monotonic()
+            sent.append(connection.sent)
+            took.append(1e3 * (now - connection.sent))
+            if status != 200:
+                bad.append(f"{status}: {connection.got[-300:]!r}")
+            if pause:
+                time.sleep(pause)
+            connection.send()
+            connection.sent = time.monotonic()
+    late = [time.monotonic() - c.sent for c in connections.values() if time.monotonic() - c.sent > 5.0]
+    bad += [f"no answer for {seconds:.1f} s" for seconds in late]
+    json.dump({"sent": sent, "ms": took, "bad": bad}, sys.stdout)
+
+
+if __name__ == "__main__":
+    port, path, concurrency, seconds, *more = sys.argv[1:]
+    main(int(port), Path(path).read_bytes(), int(concurrency), float(seconds), float(more[0]) if more else 0.0)

@@ -1,0 +1,209 @@
+"""A worker as a process on the GPU, an operator's wishes, and clients."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+from gpu_models import HERE
+from trtmodel_contract.codec import dumps
+from trtmodel_contract.identity import LoadKey
+from trtmodel_contract.manifest import Golden, Manifest, MemoryNeed
+from trtmodel_worker.engines.base import allocate_anew
+from trtmodel_worker.engines.tensorrt.runtime import TensorRtRuntime
+from worker_harness import REVISION_1, REVISION_2, Bucket, Operator, WorkerProcess, eventually
+
+ROOT = HERE.parents[1]
+SHM_PREFIX = "trtmodel-gpu-"
+READY_SECONDS = 180.0
+GOLDEN_ROWS = 2
+
+
+def load(model, lanes=1):
+    """An engine in this process."""
+    return TensorRtRuntime().load(memoryview(model.plan.read_bytes()), model.profiles, lanes)
+
+
+def load_key(runtime):
+    key = TensorRtRuntime().load_key()
+    return LoadKey(runtime, key.version, key.device, key.capability, key.mig)
+
+
+def publish(bucket, model, engine, revision, runtime):
+    """Commit the model's plan as an engine of `runtime`; its manifest's digest."""
+    inputs = model.sample(GOLDEN_ROWS, seed=7)
+    outputs = engine.create_lane().run(inputs, allocate_anew)
+    arrays = {f"i{i}": inputs[s.name] for i, s in enumerate(engine.inputs)}
+    arrays |= {f"o{i}": outputs[s.name] for i, s in enumerate(engine.outputs)}
+    buffer = io.BytesIO()
+    np.savez(buffer, **arrays)
+    tolerances = {name: 1e-2 * float(np.abs(array).max()) for name, array in outputs.items()}
+    manifest = Manifest(
+        revision=revision, load_key=load_key(runtime), number=1, driver=TensorRtRuntime().driver(), build={},
+        source_sha256="0" * 64, plan=bucket.store.put_bytes(model.plan.read_bytes()), inputs=engine.inputs,
+        outputs=engine.outputs, profiles=model.profiles, memory=MemoryNeed(0, 0),
+        golden=(Golden(bucket.store.put_bytes(buffer.getvalue()), GOLDEN_ROWS, tolerances),), tools={},
+        created_at="2026-01-01T00:00:00Z",
+    )  # fmt: skip
+    return bucket.store.put_bytes(dumps(manifest)).digest
+
+
+class Served:
+    """A worker with the model's plan as its stable engine, and the same plan as another revision."""
+
+    def __init__(self, folder, model, engine, runtime="TensorRT", lanes=4, hosts=1, **environment):
+        self.folder, self.model = folder, model
+        self.operator, self.bucket = Operator(), Bucket(folder / "bucket")
+        self.key = load_key(runtime)
+        digests = [publish(self.bucket, model, engine, r, runtime) for r in (REVISION_1, REVISION_2)]
+        self.engines = [self.operator.artifact(r, d) for r, d in zip((REVISION_1, REVISION_2), digests, strict=True)]
+        paths = [
+            ROOT / "contract",
+            ROOT / "worker",
+            HERE / "plugin",
+            *os.environ.get("PYTHONPATH", "").split(os.pathsep),
+        ]
+        kept = {n: os.environ[n] for n in ("LD_LIBRARY_PATH", "PYTHONHOME", "CUDA_VISIBLE_DEVICES") if n in os.environ}
+        self.worker = WorkerProcess(
+            folder / "worker", self.operator, self.bucket, TRTMODEL_RUNTIME=runtime, TRTMODEL_CONTEXTS=str(lanes),
+            TRTMODEL_HOSTS=str(hosts), TRTMODEL_SHARED_MEMORY_PREFIX=SHM_PREFIX, TRTMODEL_BATCH_BUCKETS="1,2,4,8,16,32",
+            PYTHONPATH=os.pathsep.join(str(p) for p in paths if str(p)), **kept, **environment,
+        )  # fmt: skip
+        self.clients = 0
+
+    def __enter__(self):
+        self.worker.point(self.engines[0], load_key=self.key)
+        began = time.monotonic()
+        self.worker.start()
+        eventually(self._ready, f"the worker is ready\n{self.worker.tail()}", READY_SECONDS)
+        self.ready_seconds = time.monotonic() - began
+        return self
+
+    def _ready(self):
+        assert self.worker.process.poll() is None, self.worker.tail()
+        try:
+            return self.worker.get("/v2/health/ready").status == 200
+        except OSError:
+            return False
+
+    def __exit__(self, *_):
+        self.worker.stop()
+        log = os.environ.get("OUT")
+        if log:
+            (Path(log) / f"worker-{self.folder.name}.log").write_text(self.worker.log.read_text()[-60000:])
+
+    def hosts(self):
+        return self.worker.host_pids()
+
+    def request(self, rows=1, shared_memory=False):
+        """A file with a whole request."""
+        inputs = self.model.sample(rows)
+        ((name, array),) = inputs.items()
+        tensor = {"name": name, "datatype": "INT32" if array.dtype == np.int32 else "FP32", "shape": list(array.shape)}
+        body = b"" if shared_memory else array.tobytes()
+        if shared_memory:
+            key = f"{SHM_PREFIX}{os.getpid()}-{rows}"
+            Path("/dev/shm", key).write_bytes(array.tobytes())
+            register = f"/v2/systemsharedmemory/region/{key}/register"
+            self.worker.post(register, json.dumps({"key": key, "offset": 0, "byte_size": array.nbytes}).encode())
+            tensor["parameters"] = {"shared_memory_region": key, "shared_memory_byte_size": array.nbytes}
+        else:
+            tensor["parameters"] = {"binary_data_size": array.nbytes}
+        head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
+        lines = [
+            "POST /v2/models/m/infer HTTP/1.1", "Host: m", "Content-Type: application/octet-stream",
+            f"Content-Length: {len(head) + len(body)}", f"Inference-Header-Content-Length: {len(head)}",
+        ]  # fmt: skip
+        path = self.folder / f"request-{rows}-{shared_memory}"
+        path.write_bytes(("\r\n".join(lines) + "\r\n\r\n").encode() + head + body)
+        return path
+
+    def answers(self, rows=1):
+        """One request's status and first output."""
+        data = self.request(rows).read_bytes()
+        head, _, body = data.partition(b"\r\n\r\n")
+        headers = dict(line.split(": ") for line in head.decode().split("\r\n")[1:])
+        connection = http.client.HTTPConnection("127.0.0.1", self.worker.port, timeout=30)
+        try:
+            connection.request("POST", "/v2/models/m/infer", body, headers)
+            response = connection.getresponse()
+            found = response.read()
+            assert response.status == 200, found[:500]
+            at = int(response.getheader("inference-header-content-length"))
+            shape = json.loads(found[:at])["outputs"][0]["shape"]
+            return np.frombuffer(found[at:], np.float32).reshape(shape)
+        finally:
+            connection.close()
+
+    def client(self, request, concurrency, seconds, pause=0.0):
+        """A client that runs meanwhile; `result` waits for it."""
+        command = [sys.executable, str(HERE / "gpu_client.py"), str(self.worker.port), str(request), str(concurrency)]
+        return Client(subprocess.Popen([*command, str(seconds), str(pause)], stdout=subprocess.PIPE), seconds)
+
+    def measure(self, request, concurrency, seconds, processes=1):
+        """Percentiles and rate of clients that do nothing else."""
+        clients = [self.client(request, concurrency, seconds) for _ in range(processes)]
+        results = [client.result() for client in clients]
+        took = np.concatenate([r.ms for r in results])
+        bad = [text for r in results for text in r.bad]
+        return {**percentiles(took), "per_second": round(len(took) / seconds, 1), "bad": len(bad), "why": bad[:3]}
+
+
+class Client:
+    def __init__(self, process, seconds):
+        self._process, self._seconds = process, seconds
+
+    def stop(self):
+        """What it saw until now."""
+        self._process.terminate()
+        return self.result()
+
+    def result(self):
+        out, _ = self._process.communicate(timeout=self._seconds + 60)
+        assert self._process.returncode == 0
+        found = json.loads(out)
+        return Seen(np.array(found["sent"]), np.array(found["ms"]), found["bad"])
+
+
+class Seen:
+    def __init__(self, sent, ms, bad):
+        self.sent, self.ms, self.bad = sent, ms, bad
+
+    def between(self, begin, end):
+        """Latencies of requests that were under way then."""
+        return self.ms[(self.sent <= end) & (self.sent + self.ms / 1e3 >= begin)]
+
+    def outside(self, begin, end):
+        return self.ms[(self.sent + self.ms / 1e3 < begin) | (self.sent > end)]
+
+
+def percentiles(ms):
+    if not len(ms):
+        return {"count": 0}
+    p50, p99, p999 = np.percentile(ms, [50, 99, 99.9])
+    return {"count": len(ms), "p50_ms": round(float(p50), 3), "p99_ms": round(float(p99), 3),
+            "p999_ms": round(float(p999), 3), "max_ms": round(float(ms.max()), 3)}  # fmt: skip
+
+
+@contextlib.contextmanager
+def stopped(pid):
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+
+def metric(worker, name):
+    lines = [line for line in worker.metrics().splitlines() if line.startswith(f"trtmodel_{name}")]
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines)

@@ -1,0 +1,223 @@
+"""An engine in this process: what it answers, what a run costs, and what it does about lack of memory."""
+
+from __future__ import annotations
+
+import mmap
+import threading
+import time
+
+import gpu_models
+import gpu_serving
+import numpy as np
+import pytest
+from gpu_bare import BareLoop
+from gpu_serving import percentiles
+from trtmodel_worker.engines.base import OutOfMemory, allocate_anew
+from trtmodel_worker.engines.tensorrt.device import Cuda, CudaError
+
+SECONDS = 2.0
+ROWS = (1, 4, 8, 16, 32)
+
+
+def cosine(a, b):
+    a, b = a.ravel().astype(np.float64), b.ravel().astype(np.float64)
+    return float(a @ b / (np.linalg.norm(a) * np.linalg.norm(b)))
+
+
+@pytest.mark.parametrize("name", ["magika", "resnet"])
+def test_an_engine_answers_what_onnx_runtime_answers(name, request, figures):
+    import onnxruntime
+
+    model, engine = request.getfixturevalue(name), request.getfixturevalue(f"{name}_engine")
+    session = onnxruntime.InferenceSession(str(model.onnx), providers=["CPUExecutionProvider"])
+    lane = engine.create_lane()
+    found = {}
+    for rows in (1, 8):
+        inputs = model.sample(rows)
+        mine = lane.run(inputs, allocate_anew)
+        theirs = dict(zip([o.name for o in session.get_outputs()], session.run(None, inputs), strict=True))
+        found[f"cosine_{rows}"] = min(cosine(mine[n], theirs[n]) for n in theirs)
+    figures(**found)
+    assert all(value > 0.999 for value in found.values()), found
+
+
+class Pinned:
+    """Memory as the host process has it: registered with CUDA by `serve_from`."""
+
+    def __init__(self, size):
+        self.map = mmap.mmap(-1, size)
+        self.view = memoryview(self.map)
+        self._at = 0
+
+    def array(self, dtype, shape):
+        size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        array = np.ndarray(shape, dtype, buffer=self.map, offset=self._at)
+        self._at += (size + 255) // 256 * 256
+        return array
+
+    def put(self, inputs):
+        placed = {}
+        for name, array in inputs.items():
+            placed[name] = self.array(array.dtype, array.shape)
+            placed[name][...] = array
+        return placed
+
+    def allocate(self, _name, dtype, shape):
+        return self.array(dtype, shape)
+
+
+def timed(run, seconds=SECONDS):
+    """Latencies in ms."""
+    for _ in range(20):
+        run()
+    took, end = [], time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        began = time.perf_counter()
+        run()
+        took.append(1e3 * (time.perf_counter() - began))
+    return np.array(took)
+
+
+def together(runs, seconds=SECONDS):
+    """Runs per second of all in threads of their own."""
+    counts, end = [0] * len(runs), time.perf_counter() + seconds
+
+    def work(i):
+        while time.perf_counter() < end:
+            runs[i]()
+            counts[i] += 1
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(len(runs))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return round(sum(counts) / seconds, 1)
+
+
+@pytest.fixture(scope="module")
+def served(resnet):
+    """An engine as a host has it: four lanes, graphs, pinned memory."""
+    engine = gpu_serving.load(resnet, lanes=4)
+    lanes = [engine.create_lane() for _ in range(4)]
+    began = time.perf_counter()
+    for rows in ROWS:
+        inputs = resnet.sample(rows)
+        lanes[0].run(inputs, allocate_anew)
+        lanes[0].bind(inputs, allocate_anew)
+    captured = time.perf_counter() - began
+    pinned = Pinned(512 << 20)
+    began = time.perf_counter()
+    engine.serve_from(pinned.view)
+    return (
+        engine,
+        lanes,
+        pinned,
+        {"first_lane_s": round(captured, 3), "serve_from_s": round(time.perf_counter() - began, 3)},
+    )
+
+
+def test_every_shape_that_was_bound_has_a_graph_on_every_lane_that_answers_the_same(served, resnet, figures):
+    _, lanes, _, seconds = served
+    inputs = resnet.sample(4, seed=3)
+    answers = [lane.run(inputs, allocate_anew)["logits"] for lane in lanes]
+    figures(graphs=[len(lane.captured) for lane in lanes], **seconds)
+    assert all(set(lane.captured) == {((rows, 3, 224, 224),) for rows in ROWS} for lane in lanes)
+    assert all(np.array_equal(answers[0], other) for other in answers[1:])
+
+
+def test_a_run_costs_what_a_bare_loop_costs(served, resnet, figures):
+    """By number of rows: bare graph with copies in it, our graph, our plain run; and memory that is not pinned."""
+    engine, lanes, pinned, _ = served
+    found = {}
+    for rows in ROWS:
+        inputs = resnet.sample(rows)
+        bound = lanes[0].bind(pinned.put(inputs), pinned.allocate)
+        other = lanes[0].bind(inputs, allocate_anew)
+        shapes = ((rows, 3, 224, 224),)
+        with BareLoop(engine, shapes) as bare:
+            found[f"rows_{rows}"] = {
+                "bare": percentiles(timed(bare.run, 1.0)),
+                "graph": percentiles(timed(bound.run, 1.0)),
+                "pageable": percentiles(timed(other.run, 0.5)),
+            }
+    spare = gpu_serving.load(resnet, 1)
+    lane = spare.create_lane()
+    lane.preparing = False
+    plain = lane.bind(pinned.put(resnet.sample(1)), pinned.allocate)
+    found["rows_1"]["plain"] = percentiles(timed(plain.run, 1.0))
+    figures(**found)
+    assert found["rows_1"]["graph"]["p50_ms"] < found["rows_1"]["plain"]["p50_ms"]
+
+
+def test_lanes_with_graphs_run_side_by_side(served, resnet, figures):
+    engine, lanes, pinned, _ = served
+    runs = [lane.bind(pinned.put(resnet.sample(1, seed=i)), pinned.allocate).run for i, lane in enumerate(lanes)]
+    found = {f"graphs_{n}": together(runs[:n]) for n in (1, 2, 4)}
+    bares = [BareLoop(engine, ((1, 3, 224, 224),)) for _ in range(4)]
+    found |= {f"bare_{n}": together([bare.run for bare in bares[:n]]) for n in (1, 4)}
+    for bare in bares:
+        bare.free()
+    figures(per_second=found)
+    assert found["graphs_4"] > found["graphs_1"]
+
+
+def test_a_lane_is_made_anew(served, figures):
+    """Below version 9 the spare takes over at once, and there is none after it."""
+    engine, lanes, _, _ = served
+    began = time.perf_counter()
+    lane = engine.create_lane()
+    took = time.perf_counter() - began
+    figures(milliseconds=round(1e3 * took, 3), graphs=len(lane.captured))
+    assert set(lane.captured) == set(lanes[0].captured)
+    began = time.perf_counter()
+    del lane
+    figures(freed_milliseconds=round(1e3 * (time.perf_counter() - began), 3))
+
+
+def test_an_output_whose_shape_only_the_data_tells_is_answered(figures):
+    model = gpu_models.nonzero()
+    engine = gpu_serving.load(model)
+    lane = engine.create_lane()
+    for rows in (1, 3):
+        x = (model.sample(rows)["x"] > 0.5).astype(np.float32)
+        found = lane.run({"x": x}, allocate_anew)["y"]
+        assert np.array_equal(found, np.stack(np.nonzero(x)).astype(np.int32))
+    assert lane.bind({"x": x}, allocate_anew) is None
+    figures(shape=list(found.shape))
+
+
+def test_lack_of_memory_is_told_as_such_and_harms_nothing(magika, magika_engine, figures):
+    cuda = Cuda()
+    lane = magika_engine.create_lane()
+    before = lane.run(magika.sample(1), allocate_anew)
+    with pytest.raises(CudaError) as seen:
+        cuda.allocate(1 << 46)
+    assert seen.value.code == 2
+    held, size = [], 1 << 36
+    while size > 1 << 12:
+        try:
+            held.append(cuda.allocate(size))
+        except CudaError:
+            size //= 2
+    try:
+        with pytest.raises(OutOfMemory) as short:
+            magika_engine.create_lane()
+        after = lane.run(magika.sample(1), allocate_anew)
+    finally:
+        for address in held:
+            cuda.free(address)
+    figures(said=str(short.value)[:400])
+    assert all(np.array_equal(before[name], after[name]) for name in before)
+    assert magika_engine.create_lane().run(magika.sample(1), allocate_anew)
+
+
+def test_the_first_run_of_a_warm_lane_is_as_fast_as_later_ones(served, resnet, figures):
+    _, lanes, pinned, _ = served
+    time.sleep(1.0)  # what a request meets that comes after a pause
+    run = lanes[3].bind(pinned.put(resnet.sample(1)), pinned.allocate).run
+    began = time.perf_counter()
+    run()
+    first = 1e3 * (time.perf_counter() - began)
+    steady = percentiles(timed(run, 0.5))
+    figures(first_ms=round(first, 3), steady=steady)

@@ -1,0 +1,140 @@
+"""CUDA graphs: the kernels of one run at one shape, launched at once. At batch size 1 that halves the latency.
+
+A graph holds kernels only: requests lie elsewhere each time, so they are copied to and from fixed places around it. It
+freezes shapes, addresses and scratch memory of its context, so each has a context of its own that nothing else touches.
+What a graph answers is compared with what the plain context answers, bit for bit, before it is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from trtmodel_worker.engines.base import Array, OutOfMemory
+from trtmodel_worker.engines.tensorrt.contexts import Context, Workplace
+from trtmodel_worker.engines.tensorrt.device import CudaError
+from trtmodel_worker.engines.tensorrt.errors import LOST_CODES, STICKY_CODES
+from trtmodel_worker.engines.tensorrt.loaded import Loaded
+from trtmodel_worker.engines.tensorrt.tensors import Shape, Shapes, Signature
+
+_WARM_RUNS = 2  # the first run after a change of shapes prepares things that cannot be captured
+_GARBAGE = 0xA5
+
+
+class NotCaptured(Exception):
+    """This shape runs without a graph; the text says why."""
+
+
+class Graph:
+    """Made by `capture`. `executable` is what is launched."""
+
+    def __init__(self, loaded: Loaded, context: Context, executable: Any, sizes: Mapping[str, Shape]) -> None:
+        self._loaded = loaded
+        self._context = context
+        self.executable = executable
+        self.sizes = sizes
+        self.addresses = dict(context.addresses)
+
+    def free(self) -> None:
+        """Before its context."""
+        if not self._loaded.cuda.poisoned:
+            self._loaded.cuda.call("cudaGraphExecDestroy", self.executable)
+            self._context.free()
+
+
+def capture(loaded: Loaded, place: Workplace, profile: int, shapes: Shapes) -> Graph:
+    """Raises NotCaptured, also where there is no memory for it; EngineError if the engine does not even run."""
+    try:
+        context = Context(loaded, place, profile)
+    except OutOfMemory as e:
+        raise NotCaptured(str(e)) from e
+    try:
+        sizes = {name: shape for name, shape in context.use(shapes).items() if shape is not None}
+        if len(sizes) < len(loaded.signature.outputs):
+            raise NotCaptured("only the data tells the shape of an output")
+        for _ in range(_WARM_RUNS):
+            context.enqueue()
+        _wait(loaded, place)
+        return Graph(loaded, context, _record(loaded, place, context), sizes)
+    except NotCaptured:
+        context.free()
+        raise
+
+
+def _wait(loaded: Loaded, place: Workplace) -> None:
+    try:
+        place.stream.wait()
+    except CudaError as e:
+        raise loaded.failure("a run before the capture failed", place.recorder, place.stream, e) from e
+
+
+def _record(loaded: Loaded, place: Workplace, context: Context) -> Any:
+    """Other threads may call CUDA meanwhile: the mode is this thread's."""
+    cuda, stream = loaded.cuda, place.stream.native
+    mode = cuda.runtime.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
+    recorded = None
+    try:
+        cuda.call("cudaStreamBeginCapture", stream, mode)
+        enqueued = context.enqueue_quietly()
+        recorded = cuda.call("cudaStreamEndCapture", stream)
+        if not enqueued:
+            raise NotCaptured(f"the engine cannot be enqueued while it is captured: {_said(place)}")
+        return cuda.call("cudaGraphInstantiate", recorded, 0)
+    except CudaError as e:
+        if e.code in STICKY_CODES | LOST_CODES:
+            raise loaded.failure("a graph could not be captured", place.recorder, None, e) from e
+        raise NotCaptured(f"{e} {_said(place)}") from e
+    finally:
+        if not loaded.cuda.poisoned:
+            place.recorder.clear()
+            cuda.clear_error()
+            if recorded is not None:
+                cuda.call("cudaGraphDestroy", recorded)
+
+
+def _said(place: Workplace) -> str:
+    return "; ".join(text.strip() for _, text in place.recorder.reported())
+
+
+def prove(loaded: Loaded, place: Workplace, graph: Graph, plain: Context, shapes: Shapes) -> None:
+    """Raises NotCaptured if the graph answers something else than the plain context, or EngineError. What is in the
+    lane's places is overwritten."""
+    stream = place.stream
+    try:
+        for array, address in zip(_pattern(loaded.signature, shapes), place.inputs, strict=True):
+            stream.copy_in(address, array.ctypes.data, array.nbytes)
+        plain.use(shapes)
+        answers = []
+        for addresses, start in (
+            (plain.addresses, plain.enqueue),
+            (graph.addresses, lambda: stream.launch(graph.executable)),
+        ):
+            for tensor in loaded.signature.outputs:
+                stream.fill(addresses[tensor.name], _GARBAGE, tensor.bytes(graph.sizes[tensor.name]))
+            start()
+            found = [np.empty(tensor.bytes(graph.sizes[tensor.name]), np.uint8) for tensor in loaded.signature.outputs]
+            for tensor, array in zip(loaded.signature.outputs, found, strict=True):
+                stream.copy_out(array.ctypes.data, addresses[tensor.name], array.nbytes)
+            stream.wait()
+            answers.append(found)
+    except CudaError as e:
+        raise loaded.failure("a graph could not be compared with the plain run", place.recorder, stream, e) from e
+    for tensor, want, have in zip(loaded.signature.outputs, *answers, strict=True):
+        different = int(np.count_nonzero(want != have))
+        if different:
+            text = f"{different} of {want.size} bytes of output {tensor.name!r} differ from a run without a graph"
+            raise NotCaptured(text)
+
+
+def _pattern(signature: Signature, shapes: Shapes) -> list[Array]:
+    """Numbers that tell runs apart. Whole ones stay small: they may be places in a table."""
+    generator = np.random.default_rng(7)
+    arrays: list[Array] = []
+    for tensor, shape in zip(signature.inputs, shapes, strict=True):
+        if tensor.dtype.kind == "f":
+            arrays.append(generator.standard_normal(shape).astype(tensor.dtype))
+        else:
+            arrays.append(generator.integers(0, 2, shape).astype(tensor.dtype))
+    return arrays

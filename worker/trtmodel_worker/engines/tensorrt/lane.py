@@ -1,0 +1,204 @@
+"""A lane of a TensorRT engine: one stream, one set of places on the device, contexts that take turns in them.
+
+    inputs  --copy-->  places  --plain context or graph-->  places  --copy-->  outputs
+
+Memory that is pinned (see TensorRtEngine.serve_from) is copied from and to directly; other memory goes through the
+driver's own buffers, which is right as well, but slower.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Mapping
+
+from trtmodel_worker.engines.base import Allocate, Array
+from trtmodel_worker.engines.tensorrt import graphs
+from trtmodel_worker.engines.tensorrt.contexts import Context, Workplace
+from trtmodel_worker.engines.tensorrt.device import CudaError
+from trtmodel_worker.engines.tensorrt.graphs import Graph, NotCaptured
+from trtmodel_worker.engines.tensorrt.loaded import Loaded
+from trtmodel_worker.engines.tensorrt.tensors import Shape, Shapes
+
+log = logging.getLogger(__name__)
+_MOST_GRAPHS = 32  # of a lane: each has a context, which takes host and device memory
+
+Copy = tuple[int, int, int]
+"""Destination, source, bytes."""
+
+
+class TensorRtLane:
+    """See the BindingLane protocol. While `preparing`, a shape that is bound is captured; later that would be on a
+    request's way. Freed when nobody refers to it any more. Raises EngineError."""
+
+    def __init__(self, loaded: Loaded) -> None:
+        self._loaded = loaded
+        self.preparing = True
+        self._place = Workplace(loaded)
+        self._plain: list[Context] = []
+        self._graphs: dict[Shapes, Graph] = {}
+        self._plain_only: set[Shapes] = set()
+        # Not at the end of the process, which frees everything by itself, and where CUDA may be half gone.
+        weakref.finalize(self, _free, self._graphs, self._plain, self._place).atexit = False
+        for number, bounds in enumerate(loaded.signature.profiles):
+            context = Context(loaded, self._place, number)
+            self._plain.append(context)
+            context.use(bounds.high)  # every place gets the size that the greatest shape needs
+
+    @property
+    def captured(self) -> tuple[Shapes, ...]:
+        return tuple(self._graphs)
+
+    def run(self, inputs: Mapping[str, Array], allocate: Allocate) -> Mapping[str, Array]:
+        """See the Lane protocol."""
+        bound = self._bind(inputs, allocate)
+        if bound is None:
+            return self._run_unforeseen(inputs, allocate)
+        bound.run()
+        return bound.outputs
+
+    def bind(self, inputs: Mapping[str, Array], allocate: Allocate) -> TensorRtBound | None:
+        """See the BindingLane protocol."""
+        if self.preparing:
+            self.capture(self._loaded.signature.shapes(inputs))
+        return self._bind(inputs, allocate)
+
+    def capture(self, shapes: Shapes) -> None:
+        """Make a graph for these shapes, if one can be made that answers what the plain context answers."""
+        if shapes in self._graphs or shapes in self._plain_only:
+            return
+        profile = self._loaded.signature.profile(shapes)
+        try:
+            if len(self._graphs) >= _MOST_GRAPHS:
+                raise NotCaptured(f"there are {_MOST_GRAPHS} graphs already")
+            graph = graphs.capture(self._loaded, self._place, profile, shapes)
+            self._graphs[shapes] = graph
+            self._prove(shapes)
+        except NotCaptured as e:
+            self._plain_only.add(shapes)
+            log.info("shapes %s run without a CUDA graph: %s", [list(shape) for shape in shapes], e)
+
+    def prove(self) -> None:
+        """Compare every graph once more, now that all are captured, and drop those that answer something else."""
+        for shapes in list(self._graphs):
+            try:
+                self._prove(shapes)
+            except NotCaptured as e:
+                self._plain_only.add(shapes)
+                log.warning("shapes %s run without their CUDA graph: %s", [list(shape) for shape in shapes], e)
+
+    def _prove(self, shapes: Shapes) -> None:
+        graph = self._graphs[shapes]
+        try:
+            plain = self._plain[self._loaded.signature.profile(shapes)]
+            graphs.prove(self._loaded, self._place, graph, plain, shapes)
+        except NotCaptured:
+            del self._graphs[shapes]
+            graph.free()
+            raise
+
+    def _bind(self, inputs: Mapping[str, Array], allocate: Allocate) -> TensorRtBound | None:
+        signature = self._loaded.signature
+        shapes = signature.shapes(inputs)
+        graph = self._graphs.get(shapes)
+        plain = self._plain[signature.profile(shapes)]
+        sizes: Mapping[str, Shape | None] = plain.use(shapes) if graph is None else graph.sizes
+        if None in sizes.values():
+            return None
+        outputs = {
+            tensor.name: allocate(tensor.name, tensor.dtype, sizes[tensor.name] or ()) for tensor in signature.outputs
+        }
+        addresses = plain.addresses if graph is None else graph.addresses
+        out = [(array.ctypes.data, addresses[name], array.nbytes) for name, array in outputs.items()]
+        return TensorRtBound(self, graph or plain, shapes, inputs, self._copies_in(inputs), out, outputs)
+
+    def _copies_in(self, inputs: Mapping[str, Array]) -> list[Copy]:
+        arrays = [inputs[tensor.name] for tensor in self._loaded.signature.inputs]
+        return [
+            (address, array.ctypes.data, array.nbytes)
+            for address, array in zip(self._place.inputs, arrays, strict=True)
+        ]
+
+    @property
+    def moved(self) -> int:
+        """Changes when a place of an output did: copies from the old one would be of old outputs."""
+        return self._place.moved
+
+    def execute(self, runs: Graph | Context, shapes: Shapes, copies_in: list[Copy], copies_out: list[Copy]) -> None:
+        """Copy in, run, copy out, wait."""
+        stream = self._place.stream
+        try:
+            for device, host, size in copies_in:
+                stream.copy_in(device, host, size)
+            if isinstance(runs, Graph):
+                stream.launch(runs.executable)
+            else:
+                runs.use(shapes)
+                runs.enqueue()
+            for host, device, size in copies_out:
+                stream.copy_out(host, device, size)
+            stream.wait()
+        except CudaError as e:
+            raise self._loaded.failure("the run failed", self._place.recorder, stream, e) from e
+
+    def _run_unforeseen(self, inputs: Mapping[str, Array], allocate: Allocate) -> Mapping[str, Array]:
+        """The outputs' shapes are known after the run only: wait, ask, then copy."""
+        shapes = self._loaded.signature.shapes(inputs)
+        plain = self._plain[self._loaded.signature.profile(shapes)]
+        sizes = plain.use(shapes)
+        self.execute(plain, shapes, self._copies_in(inputs), [])
+        outputs: dict[str, Array] = {}
+        copies = []
+        for tensor in self._loaded.signature.outputs:
+            known = sizes[tensor.name]
+            address, shape = plain.produced(tensor.name) if known is None else (plain.addresses[tensor.name], known)
+            array = outputs[tensor.name] = allocate(tensor.name, tensor.dtype, shape)
+            copies.append((array.ctypes.data, address, array.nbytes))
+        try:
+            for host, device, size in copies:
+                self._place.stream.copy_out(host, device, size)
+            self._place.stream.wait()
+        except CudaError as e:
+            raise self._loaded.failure("the run failed", self._place.recorder, self._place.stream, e) from e
+        return outputs
+
+
+class TensorRtBound:
+    """See the Bound protocol. Holds the arrays whose addresses are copied from and to."""
+
+    __slots__ = ("_copies_in", "_copies_out", "_inputs", "_lane", "_moved", "_runs", "_shapes", "outputs")
+
+    def __init__(
+        self,
+        lane: TensorRtLane,
+        runs: Graph | Context,
+        shapes: Shapes,
+        inputs: Mapping[str, Array],
+        copies_in: list[Copy],
+        copies_out: list[Copy],
+        outputs: Mapping[str, Array],
+    ) -> None:
+        self._lane, self._runs, self._shapes, self._inputs = lane, runs, shapes, inputs
+        self._copies_in, self._copies_out = copies_in, copies_out
+        self._moved = lane.moved
+        self.outputs = outputs
+
+    def run(self) -> bool:
+        if self._lane.moved != self._moved and isinstance(self._runs, Context):
+            return False
+        self._lane.execute(self._runs, self._shapes, self._copies_in, self._copies_out)
+        return True
+
+
+def _free(made: dict[Shapes, Graph], plain: list[Context], place: Workplace) -> None:
+    """Graphs, then contexts, then memory. Nothing of it runs any more: a lane's run ends by waiting for its stream."""
+    if place.is_lost:
+        return
+    try:
+        for graph in made.values():
+            graph.free()
+        for context in plain:
+            context.free()
+        place.free()
+    except CudaError as e:
+        log.warning("what a lane held could not be freed: %s", e)

@@ -1,0 +1,122 @@
+"""Load a plan and serve it: lanes, graphs, a spare, and the memory that requests lie in."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import logging
+import weakref
+from typing import Any
+
+from trtmodel_contract.identity import Profile
+
+from trtmodel_worker.engines.base import CannotLoad, DeviceLost, OutOfMemory, Recoverable, Sticky
+from trtmodel_worker.engines.onnxruntime.machine import cpu_quota
+from trtmodel_worker.engines.tensorrt import callbacks, compat
+from trtmodel_worker.engines.tensorrt.compat import ICudaEngine, Runtime, Trt
+from trtmodel_worker.engines.tensorrt.device import Cuda, CudaError
+from trtmodel_worker.engines.tensorrt.errors import Evidence, classify
+from trtmodel_worker.engines.tensorrt.lane import TensorRtLane
+from trtmodel_worker.engines.tensorrt.loaded import Judge, Loaded
+from trtmodel_worker.engines.tensorrt.tensors import Shapes
+
+log = logging.getLogger(__name__)
+
+
+@functools.cache
+def logger(trt: Trt) -> Any:
+    """One for the process: TensorRT keeps the first that it is given. Its own class, in C++: one in Python would take
+    the interpreter lock in TensorRT's threads, while 8.6 holds it to make a context."""
+    return trt.Logger(trt.Logger.WARNING)
+
+
+class TensorRtEngine:
+    """A plan in this process. Raises CannotLoad, OutOfMemory, DeviceLost.
+
+    Until `serve_from` every shape that is bound is captured. Then no shape is any more, and below version 9, where
+    making a context stops every thread, a lane that failed is replaced by the spare one that was made before.
+    """
+
+    def __init__(self, plan: memoryview, profiles: tuple[Profile, ...], lanes: int, cuda: Cuda) -> None:
+        trt = compat.load()
+        if cpu_quota() <= lanes + 1:  # as many lanes may wait, and the front needs one, too
+            cuda.wait_by_sleeping()
+        recorder = callbacks.recorder(trt)
+        self._runtime: Runtime = trt.Runtime(logger(trt))
+        self._runtime.error_recorder = recorder
+        engine: ICudaEngine = self._runtime.deserialize_cuda_engine(plan)
+        if engine is None:
+            what = f"TensorRT {trt.__version__} does not load the plan"
+            raise Judge(cuda).failure(what, recorder, None, loading=True)
+        self._caps = compat.capabilities(trt)
+        self._loaded = Loaded(trt, cuda, engine)
+        found = len(self._loaded.signature.profiles)
+        if profiles and len(profiles) != found:
+            raise CannotLoad(f"the engine has {found} profiles, the manifest says {len(profiles)}")
+        self.inputs = tuple(tensor.spec for tensor in self._loaded.signature.inputs)
+        self.outputs = tuple(tensor.spec for tensor in self._loaded.signature.outputs)
+        self._lanes: weakref.WeakSet[TensorRtLane] = weakref.WeakSet()
+        self._serving = False
+        self._shapes: tuple[Shapes, ...] = ()
+        self._spare: TensorRtLane | None = None
+
+    def create_lane(self) -> TensorRtLane:
+        """Raises EngineError."""
+        if not self._serving:
+            return self._make()
+        if self._spare is not None:
+            spare, self._spare = self._spare, None
+            return spare
+        if not self._caps.contexts_beside_serving:
+            text = (
+                f"TensorRT {self._caps.version} stops every thread while it makes a context, and the spare lane is used"
+            )
+            raise Recoverable(f"{text}: this host has to be replaced")
+        return self._equip(self._make())
+
+    def serve_from(self, memory: memoryview) -> None:
+        """See the ServingEngine protocol."""
+        self._pin(memory)
+        lanes = list(self._lanes)
+        self._shapes = tuple(dict.fromkeys(shapes for lane in lanes for shapes in lane.captured))
+        for lane in lanes:
+            self._equip(lane)
+        if not self._caps.contexts_beside_serving:
+            try:
+                self._spare = self._equip(self._make())
+            except OutOfMemory as e:
+                log.warning("there is no memory for a spare lane, so a lane that fails ends this host: %s", e)
+        self._serving = True
+
+    def _make(self) -> TensorRtLane:
+        lane = TensorRtLane(self._loaded)
+        self._lanes.add(lane)
+        return lane
+
+    def _equip(self, lane: TensorRtLane) -> TensorRtLane:
+        """Give it the graphs that the other lanes have, and prove all of them."""
+        for shapes in self._shapes:
+            lane.capture(shapes)
+        lane.prove()
+        lane.preparing = False
+        return lane
+
+    def _pin(self, memory: memoryview) -> None:
+        address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        try:
+            self._loaded.cuda.register(address, memory.nbytes)
+        except CudaError as e:
+            failure = self._loaded.failure("shared memory could not be pinned", self._loaded.recorder, None, e)
+            if isinstance(failure, (Sticky, DeviceLost)):
+                raise failure from e
+            log.warning("%s: requests are copied through the driver's buffers, which takes longer", failure)
+
+
+def load(plan: memoryview, profiles: tuple[Profile, ...], lanes: int, cuda: Cuda) -> TensorRtEngine:
+    """Raises EngineError."""
+    try:
+        return TensorRtEngine(plan, profiles, lanes, cuda)
+    except CudaError as e:
+        raise classify(Evidence("the device cannot be used", cuda=e.code, cuda_text=str(e), loading=True)) from e
+    except compat.NotInstalled as e:
+        raise CannotLoad(str(e)) from e
