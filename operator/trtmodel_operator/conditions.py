@@ -147,14 +147,19 @@ def _built(seen: Observed, decision: Decision) -> Condition:
     """Engines of this generation's revision exist for every target."""
     situation = decision.situation
     if decision.wanted and all(targets.engines(decision, t) for t in targets.targets(seen)):
-        return Condition(
-            BUILT, "True", reasons.BUILT, f"the engine of revision {decision.wanted} exists for every target"
-        )
+        message = f"the engine of revision {decision.wanted} exists for every target{_tier_words(seen)}"
+        return Condition(BUILT, "True", reasons.BUILT, message)
     if not decision.wanted and situation.stage not in _ENDED:
         return Condition(BUILT, "Unknown", situation.reason, situation.message)
     if situation.stage in (Stage.RESOLVING, Stage.BUILDING, Stage.PAUSED, *_ENDED):
         return Condition(BUILT, "False", situation.reason, situation.message)
     return Condition(BUILT, "False", reasons.NOT_BUILT, f"there is no engine of revision {decision.wanted} yet")
+
+
+def _tier_words(seen: Observed) -> str:
+    """That it is not the engine that the settings would mean in the other tiers."""
+    tier = seen.spec.tier if seen.spec else None
+    return f"; tier {tier.name} made it another one: {tier.changes}" if tier is not None and tier.changes else ""
 
 
 def _verified(seen: Observed, decision: Decision) -> Condition:

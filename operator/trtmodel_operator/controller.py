@@ -18,6 +18,7 @@ RESYNC = 300.0  # seconds
 PASS_TIMEOUT = 45.0  # seconds of one pass; less than STUCK, so that a slow API server is no reason to be restarted
 STUCK = 60.0  # seconds without any worker finishing or idling, after which the process is of no use
 BEAT = 1.0
+BESIDE_AGAIN = 30.0  # seconds until what runs beside the passes is begun again, should it end
 LAG_MOST = 5.0
 
 log = logging.getLogger(__name__)
@@ -63,7 +64,7 @@ class Witness:
 
 class Controller:
     """`reconcile` does one pass and says after how many seconds it wants the next; None = when something happens.
-    `broken` is called if the watch was found dead."""
+    `broken` is called if the watch was found dead. `beside` are tasks by name that run for ever beside the passes."""
 
     def __init__(
         self,
@@ -77,10 +78,12 @@ class Controller:
         workers: int = WORKERS,
         resync: float = RESYNC,
         pass_timeout: float = PASS_TIMEOUT,
+        beside: Mapping[str, Callable[[], Awaitable[None]]] | None = None,
     ) -> None:
         self._queue, self._reconcile, self._cluster, self._metrics = queue, reconcile, cluster, metrics
         self._witness, self._broken = witness, broken
         self._workers, self._resync, self._pass_timeout = workers, resync, pass_timeout
+        self._beside = dict(beside or {})
         self._tasks: list[asyncio.Task[None]] = []
         self._busy = 0
         self._finished_at = time.monotonic()
@@ -90,6 +93,7 @@ class Controller:
         self._tasks = [asyncio.create_task(self._work(), name=f"reconcile {n}") for n in range(self._workers)]
         self._tasks.append(asyncio.create_task(self._resync_forever(), name="resync"))
         self._tasks.append(asyncio.create_task(self._beat(), name="heartbeat"))
+        self._tasks += [asyncio.create_task(self._for_ever(run), name=name) for name, run in self._beside.items()]
 
     async def stop(self) -> None:
         """Passes under way are cancelled: every line of them may be the last."""
@@ -161,6 +165,15 @@ class Controller:
                 for key in [*listed, *gone]:
                     self._queue.add(key)
             await asyncio.sleep(self._resync * random.uniform(0.95, 1.05))  # noqa: S311 - spreads load
+
+    async def _for_ever(self, run: Callable[[], Awaitable[None]]) -> None:
+        """A bug beside the passes must end neither them nor itself for good."""
+        while True:
+            try:
+                await run()
+            except Exception:
+                log.exception("a task beside the passes failed in a way that was not foreseen")
+            await asyncio.sleep(BESIDE_AGAIN)
 
     async def _beat(self) -> None:
         while True:

@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -23,16 +23,19 @@ from trtmodel_contract.version import product_version
 from trtmodel_operator import logs
 from trtmodel_operator.adapters.api import Api, configuration
 from trtmodel_operator.adapters.cluster import PLURAL, KubernetesCluster
+from trtmodel_operator.adapters.progress import HttpProgress
 from trtmodel_operator.adapters.signing import SigningKeyError, load_or_create
 from trtmodel_operator.adapters.workers import HttpWorkers
+from trtmodel_operator.buildqueue import BuildQueue
 from trtmodel_operator.controller import Controller, Witness
 from trtmodel_operator.health import Health
 from trtmodel_operator.lease import Lease
-from trtmodel_operator.manifests import API_VERSION, GROUP, LABEL_MODEL, VERSION
+from trtmodel_operator.manifests import API_VERSION, GROUP, LABEL_MODEL, LABEL_WAITING, VERSION, JobPolicy
 from trtmodel_operator.metrics import OperatorMetrics
 from trtmodel_operator.ports import ClusterError
 from trtmodel_operator.queue import WorkQueue
 from trtmodel_operator.reconcile import Reconciler
+from trtmodel_operator.rotation import DAY, Rotation
 from trtmodel_operator.settings import Settings, SettingsError, from_environment
 
 EXIT_FAILED = 1
@@ -66,10 +69,14 @@ def informer_settings() -> kopf.OperatorSettings:
 
 
 def handlers(
-    queue: WorkQueue, witness: Witness, metrics: OperatorMetrics, stop: Callable[[], Awaitable[None]]
+    queue: WorkQueue,
+    witness: Witness,
+    metrics: OperatorMetrics,
+    stop: Callable[[], Awaitable[None]],
+    job_changed: Callable[[], None] = lambda: None,
 ) -> kopf.OperatorRegistry:
     """Handlers that only enqueue: what they raise would be swallowed, and what they miss the resync finds. `stop` ends
-    everything that acts."""
+    everything that acts; `job_changed` is called for every event of a Job."""
     registry = kopf.OperatorRegistry()
 
     def login(**kwargs: Any) -> Any:
@@ -89,8 +96,10 @@ def handlers(
 
     async def child(namespace: str, labels: Any, resource: Any, **_: Any) -> None:
         metrics.events.labels(resource.kind).inc()
-        if owner := labels.get(LABEL_MODEL):
+        for owner in waiting_for(labels):
             queue.add((namespace, owner))
+        if resource.plural == "jobs":
+            job_changed()
 
     async def cleanup(**_: Any) -> None:
         # kopf waits five seconds for every task that was made since it began, then cancels it: ours end before.
@@ -102,6 +111,12 @@ def handlers(
     for group, version, plural in CHILDREN:
         kopf.on.event(group, version, plural, registry=registry)(child)
     return registry
+
+
+def waiting_for(labels: Mapping[str, str]) -> set[str]:
+    """The TRTModels that a child is of: one, or for a build all that wait for it."""
+    waiting = {name.removeprefix(LABEL_WAITING) for name in labels if name.startswith(LABEL_WAITING)}
+    return waiting | {labels[LABEL_MODEL]} if LABEL_MODEL in labels else waiting
 
 
 async def run(settings: Settings) -> None:
@@ -139,9 +154,38 @@ async def run(settings: Settings) -> None:
         clock, queue, witness = SystemClock(), WorkQueue(), Witness()
         workers = HttpWorkers(signer, clock, queue.add)
         metrics.watch(queue.depth, queue.oldest, lambda: workers.following)
-        reconciler = Reconciler(cluster, workers, signer, clock, metrics, settings.worker_image)
+        builds = BuildQueue(cluster, settings.max_builds, clock.now)
+        rotation = Rotation(
+            cluster,
+            settings.namespace,
+            settings.key_secret,
+            signer,
+            everyone=cluster.list_models,
+            again=queue.add,
+            now=clock.now,
+            max_age=settings.key_max_age_days * DAY,
+        )
+        progress = HttpProgress()
+        stack.push_async_callback(progress.close)
+        reconciler = Reconciler(
+            cluster,
+            workers,
+            signer,
+            clock,
+            metrics,
+            settings.worker_image,
+            progress=progress,
+            keys=rotation,
+            job_policy=JobPolicy(settings.max_builds > 0, settings.job_priority_class),
+        )
         controller = Controller(
-            queue, reconciler.reconcile, cluster, metrics, witness, broken=lambda: os._exit(EXIT_FAILED)
+            queue,
+            reconciler.reconcile,
+            cluster,
+            metrics,
+            witness,
+            broken=lambda: os._exit(EXIT_FAILED),
+            beside={"builds": builds.run, "signing keys": rotation.run},
         )
         health.trouble = controller.trouble
 
@@ -155,7 +199,8 @@ async def run(settings: Settings) -> None:
         scope: dict[str, Any] = (
             {"namespaces": settings.watch_namespaces} if settings.watch_namespaces else {"clusterwide": True}
         )
-        await kopf.operator(registry=handlers(queue, witness, metrics, stop), settings=informer_settings(), **scope)
+        registry = handlers(queue, witness, metrics, stop, builds.call)
+        await kopf.operator(registry=registry, settings=informer_settings(), **scope)
         log.info("stopping")
 
 

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from trtmodel_contract.control import DesiredRequest, Report
+from trtmodel_contract.progress import JobProgress
 from trtmodel_contract.signing import Signature
 
-from trtmodel_operator.model import Decision, Memory
+from trtmodel_operator.model import Decision, Memory, Observed
 
 Key = tuple[str, str]  # namespace, name
 Json = dict[str, Any]
@@ -58,11 +59,16 @@ class Cluster(Protocol):
         ...
 
     async def create_job(self, manifest: Json) -> None:
-        """Create by a deterministic name: AlreadyExists is success, if the Job is of the same TRTModel."""
+        """Create by a deterministic name: AlreadyExists is success. A build that another TRTModel made is joined: it
+        gets one more owner. Raises Conflict where it was removed to be made anew."""
         ...
 
     async def delete_job(self, key: Key, name: str) -> None:
-        """Background propagation; a missing Job is success."""
+        """Background propagation; a missing Job is success. One that others wait for, too, is only left."""
+        ...
+
+    async def delete_workload(self, key: Key, name: str) -> None:
+        """The Deployment and the ConfigMap of this name; a missing one is success."""
         ...
 
     async def post_event(self, regarding: Json, reason: str, message: str, *, warning: bool) -> None:
@@ -87,12 +93,28 @@ class Workers(Protocol):
         ...
 
 
+class Progress(Protocol):
+    """The port on which a Job says how far it is."""
+
+    async def ask(self, ip: str) -> JobProgress:
+        """Raises WorkerError when it cannot be had within the timeout: it is news for people, never waited for."""
+        ...
+
+
 class Signer(Protocol):
     def sign(self, payload: bytes) -> Signature: ...
 
     def public_keys(self) -> Mapping[str, str]:
-        """Key id -> base64 of the raw public key; what workers may trust now."""
+        """Key id -> base64 of the raw public key; what workers may trust now. The one that signs stands first."""
         ...
+
+
+class KeyWatch(Protocol):
+    """Who exchanges the signing key and must know which keys workers list."""
+
+    def saw(self, key: Key, observed: Observed) -> None: ...
+
+    def forget(self, key: Key) -> None: ...
 
 
 class Metrics(Protocol):

@@ -46,6 +46,11 @@ NO_WORKER_IMAGE = "NoWorkerImage"
 JOB_FAILED = "JobFailed"
 RESULT_MISSING = "ResultMissing"
 VERIFICATION_MISSING = "VerificationMissing"
+BUILD_QUEUED = "BuildQueued"
+NO_ENGINE_FOR_LOAD_KEY = "NoEngineForLoadKey"
+OTHER_LOAD_KEY = "OtherLoadKey"
+NO_STAGED_ENGINE = "NoStagedEngine"
+TARGET_FAILED = "TargetFailed"
 CLUSTER_REFUSED = "ClusterRefused"
 
 # Only in conditions

@@ -25,6 +25,7 @@ from trtmodel_operator.model import (
     CreateJob,
     Decision,
     DeleteJob,
+    DeleteWorkload,
     Observed,
     ObservedWorker,
     Signal,
@@ -36,7 +37,9 @@ from trtmodel_operator.ports import (
     Conflict,
     Json,
     Key,
+    KeyWatch,
     Metrics,
+    Progress,
     Signer,
     WorkerError,
     Workers,
@@ -44,7 +47,10 @@ from trtmodel_operator.ports import (
 
 ATTEMPTS = 3  # at once, when somebody else writes the object between our read and our write
 UNANSWERED = 5.0  # seconds after which a worker that could not be told is told again
+PROGRESS = 4.0  # seconds between two looks at a Job that says how far it is
 REFUSALS = (400, 403, 404, 405, 413, 415, 422)  # the API server's answer to what will be wrong the next time too
+
+NO_POLICY = manifests.JobPolicy()
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +64,9 @@ class Reconciler:
     metrics: Metrics
     default_image: str
     decide: Callable[[Observed], Decision] = decide
+    progress: Progress | None = None
+    keys: KeyWatch | None = None
+    job_policy: manifests.JobPolicy = NO_POLICY
 
     async def reconcile(self, key: Key) -> float | None:
         """Seconds until the next pass is wanted; None = when something happens. Raises Conflict, ClusterError."""
@@ -74,6 +83,8 @@ class Reconciler:
         if raw is None:
             self.workers.follow(key, {})
             self.metrics.forget(key)
+            if self.keys is not None:
+                self.keys.forget(key)
             return None
         observed = await observe(
             raw,
@@ -82,8 +93,11 @@ class Reconciler:
             signer=self.signer,
             default_image=self.default_image,
             now=self.clock.now(),
+            progress=self.progress,
         )
         self.workers.follow(key, {w.uid: (w.ip, w.report.version if w.report else 0) for w in _reachable(observed)})
+        if self.keys is not None:
+            self.keys.saw(key, observed)
         decision = self.decide(observed)
         moved = decision.memory != observed.memory
         level = logging.INFO if moved or decision.actions else logging.DEBUG
@@ -99,7 +113,9 @@ class Reconciler:
         await self._report(key, raw, observed, decision)
         if moved:
             return 0.0  # one kind of change in a pass: the next is due at once
-        return decision.requeue if not unanswered else min(UNANSWERED, decision.requeue or UNANSWERED)
+        due = [UNANSWERED] if unanswered else []
+        due += [PROGRESS] if any(job.progress for job in observed.jobs) else []
+        return min([*due, decision.requeue or due[0]]) if due else decision.requeue
 
     async def _act(self, observed: Observed, decision: Decision) -> bool:
         """In the order given; neighbouring signals go out together. True if a worker could not be told."""
@@ -118,10 +134,13 @@ class Reconciler:
         if isinstance(action, DeleteJob):
             await self.cluster.delete_job((model.namespace, model.name), action.name)
             return
+        if isinstance(action, DeleteWorkload):
+            await self.cluster.delete_workload((model.namespace, model.name), action.name)
+            return
         assert spec is not None, "without a spec nothing is created"
         match action:
             case CreateJob():
-                await self.cluster.create_job(manifests.job(model, spec, action))
+                await self.cluster.create_job(manifests.job(model, spec, action, self.job_policy))
             case ApplyPointer():
                 # The keys first: a worker that reads the pointer must know who signed it.
                 await self.cluster.apply(manifests.keys_config_map(model, self.signer.public_keys()))

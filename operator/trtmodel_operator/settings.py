@@ -21,6 +21,9 @@ _KNOWN = (
     "METRICS_PORT",
     "HOST",
     "LOG_LEVEL",
+    "MAX_BUILDS",
+    "JOB_PRIORITY_CLASS",
+    "KEY_MAX_AGE_DAYS",
 )
 # Kubernetes gives every pod variables for the Services of its namespace: TRTMODEL_OPERATOR_PORT_9090_TCP_ADDR ...
 _SERVICE_LINK = re.compile(r"_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?)$")
@@ -52,6 +55,15 @@ class Settings:
 
     `log_level` (TRTMODEL_LOG_LEVEL): DEBUG, INFO, WARNING or ERROR. DEBUG prints a line for every pass.
 
+    `max_builds` (TRTMODEL_MAX_BUILDS): builds that run at a time, in all namespaces; further ones are made suspended
+    and take their turn. 0: no limit.
+
+    `job_priority_class` (TRTMODEL_JOB_PRIORITY_CLASS): the PriorityClass of Jobs. One with preemptionPolicy Never
+    drives no serving pod away. Empty: the cluster's default.
+
+    `key_max_age_days` (TRTMODEL_KEY_MAX_AGE_DAYS): the signing key is exchanged when it is older. 0: only when the
+    annotation trtmodel.io/rotate of its Secret asks for it.
+
     `pod_name` (POD_NAME): names this replica in the Lease and in events.
     """
 
@@ -64,6 +76,9 @@ class Settings:
     metrics_port: int = 9090
     host: str = ""
     log_level: str = "INFO"
+    max_builds: int = 0
+    job_priority_class: str = ""
+    key_max_age_days: int = 0
     pod_name: str = "trtmodel-operator"
 
 
@@ -94,6 +109,13 @@ def from_environment(environ: Mapping[str, str]) -> Settings:
             return default
         return int(value)
 
+    def count(name: str, most: int) -> int:
+        value = text(name, "0")
+        if not value.isdecimal() or int(value) > most:
+            problems.append(f"{name} must be a number from 0 to {most}, not {value[:80]!r}")
+            return 0
+        return int(value)
+
     image = text(f"{_PREFIX}WORKER_IMAGE", "")
     if not image or re.search(r"\s", image):
         problems.append(f"{_PREFIX}WORKER_IMAGE is required: the reference of the worker image, without spaces")
@@ -109,6 +131,9 @@ def from_environment(environ: Mapping[str, str]) -> Settings:
     problems += [
         f"{_PREFIX}WATCH_NAMESPACES: {n[:80]!r} is no name of a namespace" for n in watched if not _NAME.fullmatch(n)
     ]
+    priority_class = text(f"{_PREFIX}JOB_PRIORITY_CLASS", "")
+    if priority_class and not _NAME.fullmatch(priority_class):
+        problems.append(f"{_PREFIX}JOB_PRIORITY_CLASS must be a Kubernetes name, not {priority_class[:80]!r}")
     settings = Settings(
         worker_image=image,
         namespace=name_of(f"{_PREFIX}NAMESPACE"),
@@ -119,6 +144,9 @@ def from_environment(environ: Mapping[str, str]) -> Settings:
         metrics_port=port(f"{_PREFIX}METRICS_PORT", Settings.metrics_port),
         host=host,
         log_level=level,
+        max_builds=count(f"{_PREFIX}MAX_BUILDS", 10_000),
+        job_priority_class=priority_class,
+        key_max_age_days=count(f"{_PREFIX}KEY_MAX_AGE_DAYS", 3650),
         pod_name=text("POD_NAME", Settings.pod_name),
     )
     if problems:

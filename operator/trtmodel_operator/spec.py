@@ -6,6 +6,7 @@ hand, so every field is read with the same default here, and what cannot be read
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from collections.abc import Mapping
@@ -26,6 +27,7 @@ from trtmodel_operator.model import (
     Spec,
     Step,
     Target,
+    Tier,
     VerifySpec,
 )
 from trtmodel_operator.units import quantity
@@ -35,6 +37,9 @@ PRECISIONS = ("FP32", "FP16", "BF16", "INT8", "FP8")
 CALIBRATIONS = ("Entropy", "MinMax")
 FALLBACKS = ("Standby", "Error")
 MEMORY_POLICIES = ("Auto", "Availability", "Resource")
+TIERS = ("Development", "Staging", "Production")
+QUICK_LEVEL = 1  # of TensorRT's optimization, where the default is 3
+ON_TARGET_FAILURE = ("RollbackAll", "Hold")
 AUTO = "Auto"
 LARGEST_BATCH = 4096
 DEFAULT_STEPS = ({"workers": 1, "hold": "2m"}, {"workers": "50%", "hold": "2m"})
@@ -64,6 +69,11 @@ def parse(spec: object) -> Spec:
     root = Node(spec, "spec")
     source, storage = root.child("source"), root.child("storage")
     _one_device_each(root)
+    tier, engine, calibration = _by_tier(
+        root.child("build").choice("tier", TIERS, "Staging"),
+        _engine(root.child("engine")),
+        _calibration(root.child("engine").optional("calibration")),
+    )
     return Spec(
         source_uri=source.text("uri", required=True),
         source_pin=source.text("sha256"),
@@ -72,15 +82,17 @@ def parse(spec: object) -> Spec:
             prefix=storage.text("prefix", "trtmodel"),
             endpoint=storage.text("endpoint"),
             region=storage.text("region"),
+            ca_bundle=storage.text("caBundle"),
         ),
         credentials_secret=storage.text("credentialsSecret"),
-        engine=_engine(root.child("engine")),
-        calibration=_calibration(root.child("engine").optional("calibration")),
+        engine=engine,
+        calibration=calibration,
         targets=_targets(root),
         build=_build(root.child("build")),
         verify=_verify(root.child("verify")),
         serving=_serving(root.child("serving")),
         rollout=_rollout(root.child("rollout")),
+        tier=tier,
     )
 
 
@@ -92,6 +104,24 @@ def parse_command(annotation: object) -> Command | None:
         return None
     match = _COMMAND.fullmatch(text)
     return Command(match["verb"], match["revision"] or "", text) if match else Command("", "", text)
+
+
+def _by_tier(
+    name: str, engine: EngineSettings, calibration: CalibrationSpec | None
+) -> tuple[Tier, EngineSettings, CalibrationSpec | None]:
+    """What the tier makes of the settings. Development builds quickly: TensorRT searches little, and nothing is
+    calibrated. So its engines are of another revision. Staging and Production mean the same engine: what one built, the
+    other uses."""
+    if name != "Development":
+        return Tier(name, builds=name != "Production"), engine, calibration
+    changes = []
+    if engine.precision == "INT8":
+        engine, calibration = dataclasses.replace(engine, precision="FP16"), None
+        changes.append("FP16 instead of INT8")
+    if engine.runtime == "TensorRT" and engine.optimization_level != QUICK_LEVEL:
+        engine = dataclasses.replace(engine, optimization_level=QUICK_LEVEL)
+        changes.append(f"optimization level {QUICK_LEVEL}")
+    return Tier(name, changes=", ".join(changes)), engine, calibration
 
 
 def _engine(node: Node) -> EngineSettings:
@@ -275,6 +305,7 @@ def _rollout(node: Node) -> RolloutSpec:
         paused=node.boolean("paused", False),
         memory_policy=node.choice("memoryPolicy", MEMORY_POLICIES, "Auto"),
         allow_downtime=node.boolean("allowDowntime", False),
+        hold_on_target_failure=node.choice("onTargetFailure", ON_TARGET_FAILURE, "RollbackAll") == "Hold",
     )
 
 

@@ -12,8 +12,10 @@ from trtmodel_operator.model import (
     Decision,
     Deployed,
     HistoryEntry,
+    JobKind,
     JobState,
     Observed,
+    ObservedJob,
     ObservedWorker,
     Target,
 )
@@ -63,13 +65,26 @@ def _workers(seen: Observed, decision: Decision, target: Target) -> Status:
 
 def _job(seen: Observed, decision: Decision, target: Target) -> Status:
     """The Job that runs for the target (a resolve Job runs for all), else the one that failed for good."""
-    running = [j for j in seen.jobs if j.state is JobState.RUNNING and (j.target == target.name or not j.target)]
+    mine = decision.builds.get(target.name, ())
+    running = [j for j in seen.jobs if j.state is JobState.RUNNING and (j.name in mine or j.kind is JobKind.RESOLVE)]
     if running:
-        job = max(running, key=lambda j: (j.started_at or 0.0, j.name))
-        words = {"message": cut(job.message or job.trouble, MESSAGE_LENGTH)} if job.trouble else {}
-        return {"name": job.name, "stage": job.kind.value, **words}
+        return _running(max(running, key=lambda j: (j.started_at or 0.0, j.name)))
     failure = decision.memory.failure
-    return {"name": failure.job, "stage": failure.reason, "message": failure.message} if failure else {}
+    if failure is None or any(failure.job in names for name, names in decision.builds.items() if name != target.name):
+        return {}
+    return {"name": failure.job, "stage": failure.reason, "message": cut(failure.message, MESSAGE_LENGTH)}
+
+
+def _running(job: ObservedJob) -> Status:
+    """What it says of itself; what stands in its way goes before that."""
+    found: Status = {"name": job.name, "stage": "Queued" if job.suspended else job.kind.value}
+    words = (job.message or job.trouble) if job.trouble else ""
+    if job.progress is not None:
+        found["stage"] = job.progress.stage
+        words = words or job.progress.message
+        if job.progress.percent is not None:
+            found["progress"] = job.progress.percent
+    return {**found, **({"message": cut(words, MESSAGE_LENGTH)} if words else {})}
 
 
 def history_status(entry: HistoryEntry) -> Status:

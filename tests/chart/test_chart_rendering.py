@@ -10,7 +10,8 @@ from trtmodel_operator.settings import from_environment
 
 pytestmark = pytest.mark.e2e  # helm is built with the local cluster
 
-EXPECTED = {"ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding", "Deployment"}
+EXPECTED = {"ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding", "Deployment", "PriorityClass"}
+NO_NAMESPACE = ("ClusterRole", "ClusterRoleBinding", "PriorityClass")
 WRITE = {"create", "update", "patch", "delete", "deletecollection", "*"}
 
 
@@ -48,7 +49,7 @@ def test_the_definition_of_trtmodel_comes_with_the_chart(helm: Helm) -> None:
 
 def test_everything_lies_in_the_namespace_of_the_release(helm: Helm) -> None:
     for o in helm.template():
-        assert o["metadata"].get("namespace") == (None if o["kind"].startswith("Cluster") else "ops")
+        assert o["metadata"].get("namespace") == (None if o["kind"] in NO_NAMESPACE else "ops")
 
 
 def test_every_container_has_requests_and_limits(helm: Helm) -> None:
@@ -90,6 +91,9 @@ def test_the_operator_is_told_everything_by_its_environment(helm: Helm) -> None:
         "TRTMODEL_HTTP_PORT": "8080",
         "TRTMODEL_METRICS_PORT": "9090",
         "TRTMODEL_LOG_LEVEL": "DEBUG",
+        "TRTMODEL_MAX_BUILDS": "0",
+        "TRTMODEL_JOB_PRIORITY_CLASS": "trtmodel-operator-builds",
+        "TRTMODEL_KEY_MAX_AGE_DAYS": "0",
     }
 
 
@@ -166,7 +170,22 @@ def test_with_named_namespaces_the_operator_has_no_right_elsewhere(helm: Helm) -
 
 
 def test_without_rbac_there_are_no_roles(helm: Helm) -> None:
-    assert {o["kind"] for o in helm.template("rbac.create=false")} == {"ServiceAccount", "Deployment"}
+    assert {o["kind"] for o in helm.template("rbac.create=false")} == {"ServiceAccount", "Deployment", "PriorityClass"}
+
+
+def test_builds_drive_no_other_pod_away_and_wait_behind_pods_that_serve(helm: Helm) -> None:
+    found = one(helm.template("builds.concurrent=3", "keyMaxAgeDays=90"), "PriorityClass")
+    assert (found["preemptionPolicy"], found["value"], found["globalDefault"]) == ("Never", -1, False)
+    told = environment(helm.template("builds.concurrent=3", "keyMaxAgeDays=90"))
+    assert (told["TRTMODEL_MAX_BUILDS"], told["TRTMODEL_KEY_MAX_AGE_DAYS"]) == ("3", "90")
+    assert told["TRTMODEL_JOB_PRIORITY_CLASS"] == found["metadata"]["name"]
+
+
+@pytest.mark.parametrize(("name", "used"), [("", ""), ("mine", "mine")])
+def test_a_priority_class_of_ones_own_is_used_and_not_made(helm: Helm, name: str, used: str) -> None:
+    objects = helm.template(f'builds.priorityClass={{"create":false,"name":"{name}"}}')
+    assert "PriorityClass" not in {o["kind"] for o in objects}
+    assert environment(objects)["TRTMODEL_JOB_PRIORITY_CLASS"] == used
 
 
 def test_an_account_of_ones_own_is_used_and_not_made(helm: Helm) -> None:
@@ -215,6 +234,8 @@ def test_scheduling_settings_arrive(helm: Helm) -> None:
         ('resources={"requests":{"cpu":"1","memory":"1Gi"},"limits":null}', "limits"),
         ('resources.limits={"cpu":"1","memory":null}', "memory"),
         ('keySecret="A_b"', "keySecret"),
+        ("builds.concurrent=-1", "concurrent"),
+        ("keyMaxAgeDays=0.5", "keyMaxAgeDays"),
     ],
 )
 def test_values_that_mean_nothing_are_refused(helm: Helm, setting: str, says: str) -> None:

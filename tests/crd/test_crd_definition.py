@@ -127,7 +127,6 @@ def test_fields_of_later_releases_have_no_default() -> None:
     assert later == [
         ".spec.engine.keepPrecision",
         ".spec.rollout.analysis.minAgreement",
-        ".spec.rollout.onTargetFailure",
     ]
     for path, node in nodes(schema()):
         if path.startswith(tuple(later)):

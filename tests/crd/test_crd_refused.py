@@ -55,8 +55,8 @@ ROOT_AND_SOURCE = [
     no("a file of another host", {"source.uri": "file://host/model.onnx"}, "file:///path"),
     no("a bucket without a key", {"source.uri": "s3://models"}, "use s3://bucket/key"),
     no("a space in the uri", {"source.uri": "s3://models/a b.onnx"}, "cannot be read"),
-    no("a prefix", {"source.uri": "s3://models/magika/"}, 'uri "s3://models/magika/" is a prefix',
-       "not supported yet: name one .onnx file"),
+    no("a folder over https", {"source.uri": "https://models/magika/"}, "cannot be listed over https: name the .onnx"),
+    no("a bucket as a prefix", {"source.uri": "s3://models/"}, "use s3://bucket/key"),
     no("a pin that is no digest", {"source.sha256": "sha256:abc"}, 'sha256 "sha256:abc" is not a digest', "64"),
     no("a pin in capitals", {"source.sha256": "AB" * 32}, "64 lower-case hex digits"),
     no("a pin that is too long", {"source.sha256": "ab" * 33}, "spec.source.sha256: Too long"),
@@ -77,7 +77,7 @@ STORAGE = [
     no("an endpoint without scheme", {"storage.endpoint": "s3:9000"}, 'endpoint "s3:9000"', "give http://host:port"),
     no("an endpoint with a path", {"storage.endpoint": "http://s3/x"}, "without a path"),
     no("a region with a slash", {"storage.region": "eu/1"}, "a name such as eu-central-1"),
-    no("a CA bundle", {"storage.caBundle": "-----BEGIN"}, "caBundle is not supported yet: remove it"),
+    no("a CA bundle", {"storage.caBundle": "-----BEGIN"}, "caBundle holds no certificate: give PEM text"),
     no("no name of a Secret", {"storage.credentialsSecret": "A b"}, "is not the name of a Secret"),
 ]
 
@@ -121,7 +121,7 @@ ENGINE = [
 
 TARGETS = [
     no("no target", {"targets": []}, "spec.targets"),
-    no("two targets", {"targets": [{"name": "a"}, {"name": "b"}]}, "2 targets are not supported yet: list one"),
+    no("nine targets", {"targets": [{"name": f"t{n}"} for n in range(9)]}, "spec.targets: Too many"),
     no("a target twice", {"targets": [{"name": "a"}, {"name": "a"}]}, "spec.targets[1]: Duplicate value"),
     no("a target without a name", {"targets": [{}]}, "spec.targets[0].name: Required value"),
     no("a long target", {"targets": [{"name": "nvidia-h200-nvl"}]}, "spec.targets[0].name: Too long"),
@@ -138,8 +138,6 @@ TARGETS = [
 ]  # fmt: skip
 
 BUILD_AND_VERIFY = [
-    no("tier Development", {"build.tier": "Development"}, "tier Development is not supported yet: use Staging"),
-    no("tier Production", {"build.tier": "Production"}, "tier Production is not supported yet: use Staging"),
     no("another tier", {"build.tier": "Fast"}, "supported values", "Staging"),
     no("a deadline without a unit", {"build.deadline": "60"}, 'deadline "60" is not a duration', "such as 90s"),
     no("a deadline in words", {"build.deadline": "1 hour"}, 'deadline "1 hour" is not a duration from 1m to 24h'),
@@ -232,7 +230,7 @@ ROLLOUT = [
     no("another promotion", {"rollout.promotion": "Maybe"}, "supported values", "Automatic"),
     no("manual promotion", {"rollout.promotion": "Manual"}, "promotion Manual is not supported yet: use Automatic"),
     no("another memory policy", {"rollout.memoryPolicy": "Some"}, "supported values", "Availability"),
-    no("failed targets", {"rollout.onTargetFailure": "Hold"}, "onTargetFailure is not supported yet: remove it"),
+    no("another answer to a failed target", {"rollout.onTargetFailure": "Ignore"}, "supported values", "RollbackAll"),
     no("a deadline that is too short", {"rollout.progressDeadline": "5s"}, "is not a duration from 1m to 168h"),
     no("no history", {"rollout.historyLimit": 0}, "spec.rollout.historyLimit"),
     no("a long history", {"rollout.historyLimit": 21}, "less than or equal to 20"),

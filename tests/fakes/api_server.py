@@ -1,8 +1,8 @@
 """A small API server for tests of adapters and wiring, over real HTTP.
 
 It models: resourceVersion (one counter), generation, uid, the status subresource, label selectors, pages, list and
-watch with bookmarks left out, create/replace/delete, preconditions (409), server-side apply with field managers
-(what a manager no longer sends is removed; an apply that changes nothing keeps the resourceVersion), and faults.
+watch with bookmarks left out, create/replace/delete, merge patches, preconditions (409), server-side apply with field
+managers (what a manager no longer sends is removed; one that changes nothing keeps the resourceVersion), and faults.
 
 It does not model: schemas, admission, defaults, quotas, garbage collection, conflicts between field managers, list
 merge keys in an apply (a list replaces a list), expiry of watches. Tests that need those run on the real cluster.
@@ -191,14 +191,17 @@ class FakeApiServer:
                 return _status(409, f'{where.plural} "{key[3]}" already exists', "AlreadyExists")
             stored = await self._store(key, obj, manager=(seen.query.get("fieldManager", "?"), "Update", ""))
             return web.json_response(stored, status=201)
-        if seen.method == "PATCH":
+        if seen.method == "PATCH" and request.content_type != "application/merge-patch+json":
             return await self._apply(request, seen, where, key)
         held = self._objects.get(key)
         if held is None:
             return _status(404, f'{where.plural} "{where.name}" not found', "NotFound")
+        asked = seen.body.get("preconditions") or seen.body.get("metadata") or {}
+        if seen.method != "GET" and asked.get("resourceVersion") not in (None, held["metadata"]["resourceVersion"]):
+            return _status(409, "the object has been modified", "Conflict")
+        if seen.method == "PATCH":
+            return web.json_response(await self._store(key, _patched(held, seen.body)))
         if seen.method == "PUT":
-            if seen.body["metadata"].get("resourceVersion") not in (None, held["metadata"]["resourceVersion"]):
-                return _status(409, "the object has been modified", "Conflict")
             return web.json_response(await self._store(key, seen.body))
         if seen.method == "DELETE":
             await self._remove(key)
@@ -373,6 +376,18 @@ def _merge(into: Json, part: Json) -> Json:
         result[name] = (
             _merge(held, value) if isinstance(held, dict) and isinstance(value, dict) else copy.deepcopy(value)
         )
+    return result
+
+
+def _patched(into: Json, patch: Json) -> Json:
+    """RFC 7396: null removes, a list replaces a list."""
+    result = {name: value for name, value in into.items() if not (name in patch and patch[name] is None)}
+    for name, value in patch.items():
+        if isinstance(value, dict):
+            held = result.get(name)
+            result[name] = _patched(held if isinstance(held, dict) else {}, value)
+        elif value is not None:
+            result[name] = copy.deepcopy(value)
     return result
 
 

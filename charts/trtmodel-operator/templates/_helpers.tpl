@@ -21,6 +21,12 @@
 {{ .Values.leaseName | default (include "operator.name" .) }}
 {{- end -}}
 
+{{- define "operator.priorityClass" -}}
+{{- with .Values.builds.priorityClass -}}
+{{ .name | default (ternary (printf "%s-builds" (include "operator.name" $)) "" .create) }}
+{{- end -}}
+{{- end -}}
+
 {{- define "operator.image" -}}
 {{- if .Values.image.digest -}}
 {{ .Values.image.repository }}@{{ .Values.image.digest }}

@@ -119,11 +119,20 @@ class Api:
         query = {"fieldManager": manager, "force": "true"}
         return await self._write("PATCH", path, body, query, content_type="application/apply-patch+yaml")
 
-    async def delete(self, path: str) -> None:
+    async def merge(self, path: str, body: Json, *, manager: str) -> Json:
+        """A JSON merge patch. Raises Conflict if `body` has a resourceVersion that is not the current one."""
+        query = {"fieldManager": manager}
+        return await self._write("PATCH", path, body, query, content_type="application/merge-patch+json")
+
+    async def delete(self, path: str, resource_version: str = "") -> None:
         """With everything that it owns, in the background. A missing object is success. Without the policy, the API
-        server would orphan the pods of a Job."""
+        server would orphan the pods of a Job. Raises Conflict if it has another `resource_version` than the one given
+        (not asked without one)."""
+        options: Json = {"propagationPolicy": "Background"}
+        if resource_version:
+            options["preconditions"] = {"resourceVersion": resource_version}
         try:
-            await self._write("DELETE", path, {"propagationPolicy": "Background"}, {})
+            await self._write("DELETE", path, options, {})
         except ClusterError as e:
             if e.status != 404:
                 raise

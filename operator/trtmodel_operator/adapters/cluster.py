@@ -12,7 +12,18 @@ from urllib.parse import quote
 
 from trtmodel_operator.adapters.api import Api
 from trtmodel_operator.adapters.events import EventPoster
-from trtmodel_operator.manifests import API_VERSION, GROUP, KIND, LABEL_MODEL
+from trtmodel_operator.manifests import (
+    API_VERSION,
+    GROUP,
+    KIND,
+    LABEL_KIND,
+    LABEL_MODEL,
+    LABEL_ROLE,
+    LABEL_WAITING,
+    ROLE_JOB,
+    waiting_label,
+)
+from trtmodel_operator.model import JobKind
 from trtmodel_operator.ports import ClusterError, Conflict, Json, Key
 
 PLURAL = "trtmodels"
@@ -20,6 +31,7 @@ MANAGER_ROLLOUT = "trtmodel-rollout"
 MANAGER_STATUS = "trtmodel-status"
 MANAGER_CHILDREN = "trtmodel-children"
 MANAGER_OPERATOR = "trtmodel-operator"  # its own Lease, key pair and events
+LABEL_JOB_NAME = "batch.kubernetes.io/job-name"  # the Job controller's, on every pod
 
 _CHILDREN = {
     "Job": "/apis/batch/v1/namespaces/{}/jobs",
@@ -65,9 +77,14 @@ class KubernetesCluster:
 
     async def children(self, key: Key) -> Mapping[str, Sequence[Json]]:
         namespace, name = key
-        selector = f"{LABEL_MODEL}={name}"
-        lists = (self._api.list_all(path.format(quote(namespace)), selector) for path in _CHILDREN.values())
-        return dict(zip(_CHILDREN, await asyncio.gather(*lists), strict=True))
+        selectors = dict.fromkeys(_CHILDREN, f"{LABEL_MODEL}={name}") | {"Job": waiting_label(name)}
+        lists = (self._api.list_all(_CHILDREN[kind].format(quote(namespace)), s) for kind, s in selectors.items())
+        found = dict(zip(selectors, await asyncio.gather(*lists), strict=True))
+        made_by_others = [j for j in found["Job"] if (j["metadata"].get("labels") or {}).get(LABEL_MODEL) != name]
+        path = _CHILDREN["Pod"].format(quote(namespace))
+        for job in made_by_others:  # their pods carry the label of the model that made them
+            found["Pod"] += await self._api.list_all(path, f"{LABEL_JOB_NAME}={job['metadata']['name']}")
+        return found
 
     async def write_memory(self, key: Key, resource_version: str, rollout: Json) -> str:
         body = _apply_body(key) | {"status": {"rollout": rollout}}
@@ -85,13 +102,66 @@ class KubernetesCluster:
         try:
             await self._api.create(path.rpartition("/")[0], manifest, manager=MANAGER_CHILDREN)
         except Conflict:
-            held = await self._api.get(path)
-            if held is None or owner_uid(held) != owner_uid(manifest):
-                cause = "a Job of this name belongs to a deleted TRTModel of the same name: it is tried again when the"
-                raise ClusterError("POST", path, f"{cause} garbage collector has removed it", 409) from None
+            await self._join(path, manifest)
+
+    async def _join(self, path: str, manifest: Json) -> None:
+        """A Job of this name is there: of an earlier pass, or of another TRTModel that needs the same engine. In the
+        second case it gets one more owner, so that it outlives the other one."""
+        held = await self._api.get(path)
+        if held is None:
+            raise Conflict(f"{path} went while it was joined")
+        meta, mine = held["metadata"], manifest["metadata"]
+        if owner_uid(manifest) in owner_uids(held):
+            return
+        if (meta.get("labels") or {}).get(LABEL_KIND) != JobKind.BUILD.value or "deletionTimestamp" in meta:
+            cause = "a Job of this name belongs to a deleted TRTModel of the same name: it is tried again when the"
+            raise ClusterError("POST", path, f"{cause} garbage collector has removed it", 409)
+        if _ended_by_chance(held):
+            await self._api.delete(path, meta["resourceVersion"])
+            raise Conflict(f"{path} had failed for reasons that may be over: it is made anew")
+        change = {
+            "resourceVersion": meta["resourceVersion"],
+            "labels": {name: "" for name in mine["labels"] if name.startswith(LABEL_WAITING)},
+            "ownerReferences": [*(meta.get("ownerReferences") or ()), _plain_owner(manifest)],
+        }
+        await self._api.merge(path, {"metadata": change}, manager=MANAGER_CHILDREN)
 
     async def delete_job(self, key: Key, name: str) -> None:
-        await self._api.delete(f"{_CHILDREN['Job'].format(quote(key[0]))}/{quote(name)}")
+        path = f"{_CHILDREN['Job'].format(quote(key[0]))}/{quote(name)}"
+        held = await self._api.get(path)
+        if held is None:
+            return
+        meta = held["metadata"]
+        owners = meta.get("ownerReferences") or ()
+        others = [o for o in owners if (o.get("kind"), o.get("name")) != (KIND, key[1])]
+        if not others:
+            await self._api.delete(path, meta["resourceVersion"])
+            return
+        change = {
+            "resourceVersion": meta["resourceVersion"],
+            "labels": {waiting_label(key[1]): None},
+            "ownerReferences": others,
+        }
+        await self._api.merge(path, {"metadata": change}, manager=MANAGER_CHILDREN)
+
+    async def delete_workload(self, key: Key, name: str) -> None:
+        for kind in ("Deployment", "ConfigMap"):
+            await self._api.delete(f"{_CHILDREN[kind].format(quote(key[0]))}/{quote(name)}")
+
+    async def list_jobs(self) -> list[Json]:
+        """The Jobs of all TRTModels in the namespaces that are watched."""
+        paths = [_CHILDREN["Job"].format(quote(n)) for n in self._namespaces]
+        lists = [await self._api.list_all(p, f"{LABEL_ROLE}={ROLE_JOB}") for p in paths or ["/apis/batch/v1/jobs"]]
+        return [job for listed in lists for job in listed]
+
+    async def resume_job(self, job: Json) -> None:
+        """A suspended Job begins. Raises Conflict if it changed since it was read."""
+        body = {"metadata": {"resourceVersion": job["metadata"]["resourceVersion"]}, "spec": {"suspend": False}}
+        await self._api.merge(_child_path(job), body, manager=MANAGER_CHILDREN)
+
+    async def remove_job(self, job: Json) -> None:
+        """Raises Conflict if it changed since it was read."""
+        await self._api.delete(_child_path(job), job["metadata"]["resourceVersion"])
 
     async def post_event(self, regarding: Json, reason: str, message: str, *, warning: bool) -> None:
         self._events.post({"apiVersion": API_VERSION, "kind": KIND} | regarding, reason, message, warning=warning)
@@ -117,6 +187,13 @@ class KubernetesCluster:
         path = f"/api/v1/namespaces/{quote(secret['metadata']['namespace'])}/secrets"
         return await self._api.create(path, secret, manager=MANAGER_OPERATOR)
 
+    async def replace_secret(self, secret: Json) -> Json:
+        """Raises Conflict if it changed since it was read."""
+        path = (
+            f"/api/v1/namespaces/{quote(secret['metadata']['namespace'])}/secrets/{quote(secret['metadata']['name'])}"
+        )
+        return await self._api.replace(path, secret, manager=MANAGER_OPERATOR)
+
     async def _apply_status(self, key: Key, body: Json, manager: str) -> Json:
         try:
             return await self._api.apply(f"{_model_path(key)}/status", body, manager=manager)
@@ -130,6 +207,23 @@ def owner_uid(child: Json) -> str:
     """uid of the controlling owner; '' if nobody controls it."""
     owners = child["metadata"].get("ownerReferences") or ()
     return next((str(o["uid"]) for o in owners if o.get("controller")), "")
+
+
+def owner_uids(child: Json) -> tuple[str, ...]:
+    """uids of all owners: several TRTModels may wait for one build."""
+    return tuple(str(o.get("uid")) for o in child["metadata"].get("ownerReferences") or ())
+
+
+def _plain_owner(manifest: Json) -> Json:
+    """The owner of a manifest of ours as one of several, of whom only the first controls."""
+    return {k: v for k, v in manifest["metadata"]["ownerReferences"][0].items() if k != "controller"}
+
+
+def _ended_by_chance(job: Json) -> bool:
+    """It failed, and not by an exit code that says that no retry helps."""
+    conditions = (job.get("status") or {}).get("conditions") or ()
+    failed = next((c for c in conditions if c.get("type") == "Failed" and c.get("status") == "True"), None)
+    return failed is not None and failed.get("reason") != "PodFailurePolicy"
 
 
 def _apply_body(key: Key) -> Json:

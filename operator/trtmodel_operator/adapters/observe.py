@@ -6,12 +6,13 @@ Total: an object that another hand has damaged becomes an absent fact, never an 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import datetime
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 
 from trtmodel_contract.codec import DocumentError, decode, loads
-from trtmodel_contract.control import KEYS_FILE, POINTER_FILE
+from trtmodel_contract.control import KEYS_FILE, POINTER_FILE, POINTER_SIGNATURE_FILE
 from trtmodel_contract.exitcodes import FINAL_JOB_EXITS
 from trtmodel_contract.identity import ModelRef
 from trtmodel_contract.jobs import JobResult
@@ -19,7 +20,7 @@ from trtmodel_contract.signing import KeySet
 
 from trtmodel_operator import manifests
 from trtmodel_operator import spec as specs
-from trtmodel_operator.adapters.cluster import owner_uid
+from trtmodel_operator.adapters.cluster import owner_uid, owner_uids
 from trtmodel_operator.fields import SpecError
 from trtmodel_operator.model import (
     JobKind,
@@ -32,7 +33,7 @@ from trtmodel_operator.model import (
     ObservedWorkload,
     Spec,
 )
-from trtmodel_operator.ports import Json, Signer, WorkerError, Workers
+from trtmodel_operator.ports import Json, Progress, Signer, WorkerError, Workers
 
 ANNOTATION_COMMAND = "trtmodel.io/command"
 MESSAGE_BYTES = 1024  # of what the cluster says about a pod
@@ -62,13 +63,18 @@ async def observe(
     signer: Signer,
     default_image: str,
     now: float,
+    progress: Progress | None = None,
 ) -> Observed:
-    """`raw` and `children` as the API server gave them. Asks every running worker for its report, in parallel."""
+    """`raw` and `children` as the API server gave them. Asks every running worker for its report, and every running Job
+    for its progress, in parallel."""
     meta = raw["metadata"]
     model = ModelRef(meta["namespace"], meta["name"], meta["uid"])
     spec, spec_error = _spec(raw)
-    own = {kind: [c for c in items if owner_uid(c) == model.uid] for kind, items in children.items()}
+    own = {kind: [c for c in items if model.uid in owner_uids(c)] for kind, items in children.items()}
     pods = children.get("Pod", ())
+    seen_workers, seen_jobs = await asyncio.gather(
+        _workers([p for p in pods if _is_worker_of(p, model)], workers), _jobs(own.get("Job", ()), pods, progress)
+    )
     return Observed(
         now=now,
         model=model,
@@ -78,10 +84,10 @@ async def observe(
         spec_error=spec_error,
         memory=memory_of(raw),
         command=specs.parse_command((meta.get("annotations") or {}).get(ANNOTATION_COMMAND)),
-        jobs=tuple(job for raw_job in own.get("Job", ()) if (job := _job(raw_job, pods)) is not None),
+        jobs=seen_jobs,
         workloads=tuple(_workload(d) for d in own.get("Deployment", ())),
         pointers=tuple(p for c in own.get("ConfigMap", ()) if (p := _pointer(c)) is not None),
-        workers=await _workers([p for p in pods if _is_worker_of(p, model)], workers),
+        workers=seen_workers,
         default_image=default_image,
         service_fingerprint=next((_fingerprint(s) for s in own.get("Service", ())), ""),
         key_ids=tuple(signer.public_keys()),
@@ -114,14 +120,42 @@ def _spec(raw: Json) -> tuple[Spec | None, str]:
 # ---------------------------------------------------------------------------------------------------------------
 
 
-def _job(job: Json, pods: Sequence[Json]) -> ObservedJob | None:
+async def _jobs(raw: Sequence[Json], pods: Sequence[Json], progress: Progress | None) -> tuple[ObservedJob, ...]:
+    async def one(raw_job: Json) -> ObservedJob | None:
+        mine = _pods_of(raw_job, pods)
+        job = _job(raw_job, mine)
+        ip = _running_at(mine[0]) if mine else ""
+        if job is None or progress is None or job.state is not JobState.RUNNING or not ip:
+            return job
+        try:
+            return dataclasses.replace(job, progress=await progress.ask(ip))
+        except WorkerError as e:
+            log.debug("progress of Job %s: %s", job.name, e)
+            return job
+
+    return tuple(job for job in await asyncio.gather(*map(one, raw)) if job is not None)
+
+
+def _pods_of(job: Json, pods: Sequence[Json]) -> list[Json]:
+    """Newest first."""
+    uid = job["metadata"]["uid"]
+    return sorted((p for p in pods if owner_uid(p) == uid), key=_created, reverse=True)
+
+
+def _running_at(pod: Json) -> str:
+    """The pod's address, once a container of it runs."""
+    status = pod.get("status") or {}
+    running = any("running" in (s.get("state") or {}) for s in status.get("containerStatuses") or ())
+    return str(status.get("podIP") or "") if running and "deletionTimestamp" not in pod["metadata"] else ""
+
+
+def _job(job: Json, mine: Sequence[Json]) -> ObservedJob | None:
+    """`mine`: its pods, newest first."""
     labels = job["metadata"].get("labels") or {}
     try:
         kind = JobKind(labels.get(manifests.LABEL_KIND))
     except ValueError:
         return None
-    uid = job["metadata"]["uid"]
-    mine = sorted((p for p in pods if owner_uid(p) == uid), key=_created, reverse=True)
     status = job.get("status") or {}
     failed = _condition(status, "Failed")
     state = JobState.COMPLETE if _condition(status, "Complete") else JobState.FAILED if failed else JobState.RUNNING
@@ -147,6 +181,8 @@ def _job(job: Json, pods: Sequence[Json]) -> ObservedJob | None:
         trouble=trouble,
         message=_short(message),
         started_at=_epoch(started) if started else None,
+        suspended=state is JobState.RUNNING and bool((job.get("spec") or {}).get("suspend")),
+        load_key=str((job["metadata"].get("annotations") or {}).get(manifests.ANNOTATION_LOAD_KEY, "")),
     )
 
 
@@ -222,6 +258,8 @@ async def _worker(pod: Json, workers: Workers) -> ObservedWorker:
         restarted_at=max(_deaths(status), default=None),
         trouble=trouble,
         message=message,
+        node=str((pod.get("spec") or {}).get("nodeName") or ""),
+        running=running,
     )
 
 
@@ -254,7 +292,9 @@ def _pointer(config_map: Json) -> ObservedPointer | None:
     if text is None:
         return None  # the public keys
     meta = config_map["metadata"]
-    return manifests.read_pointer(meta["name"], (meta.get("labels") or {}).get(manifests.LABEL_TARGET, ""), text)
+    target = (meta.get("labels") or {}).get(manifests.LABEL_TARGET, "")
+    signature = (config_map.get("data") or {}).get(POINTER_SIGNATURE_FILE, "")
+    return manifests.read_pointer(meta["name"], target, text, signature)
 
 
 def _published(config_maps: Sequence[Json]) -> tuple[str, ...]:

@@ -6,8 +6,8 @@ never assumes that an earlier pass left things in order.
 
     out of the way    deleting; adopt what runs (status was lost); take the command
     safety            a candidate that workers cannot hold; an analysis that says no; a deadline
-    what is wanted    spec unreadable; paused; resolve; superseded; rejected; build; gate
-    the way there     scaled to zero; first rollout; steps edited; prepare, watch, advance; promote
+    what is wanted    spec unreadable; paused; resolve; superseded; rejected; build; gate; extend
+    the way there     scaled to zero; first rollout; target failed; steps edited; prepare, watch, advance; promote
     nothing to do     settle
 
 Repair is no rule: whatever was decided, `workers.settle_plan` ends each pass by comparing what the memory says that
@@ -23,9 +23,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from trtmodel_operator.decide.builds import build, gate, rejected, resolve, superseded
+from trtmodel_operator.decide.builds import gate, rejected, resolve, superseded
 from trtmodel_operator.decide.commands import take_command
 from trtmodel_operator.decide.entry import adopt_what_runs, deleting, paused, spec_unreadable
+from trtmodel_operator.decide.making import build, extend
 from trtmodel_operator.decide.safety import analysis_says_no, cannot_be_held, deadline_passed
 from trtmodel_operator.decide.steps import (
     advance,
@@ -35,6 +36,7 @@ from trtmodel_operator.decide.steps import (
     scaled_to_zero,
     settle,
     steps_edited,
+    target_failed,
     watch,
 )
 from trtmodel_operator.decide.turn import Outcome, Turn
@@ -55,8 +57,10 @@ RULES: tuple[Callable[[Turn], Outcome | None], ...] = (
     rejected,
     build,
     gate,
+    extend,
     scaled_to_zero,
     first_rollout,
+    target_failed,
     steps_edited,
     prepare,
     advance,

@@ -1,15 +1,10 @@
-"""Rules from a spec to an engine that passed its gate: resolve, superseded, rejected, build, gate."""
+"""Rules from a spec to an engine that passed its gate: resolve, superseded, rejected, gate; `making` builds."""
 
 from __future__ import annotations
 
 from trtmodel_contract.gate import WORST_FIRST, GateVerdict, Verdict, judge
-from trtmodel_contract.identity import short_hash
-from trtmodel_contract.jobs import (
-    FoundArtifact,
-    JobResult,
-    Reason,
-    ResolveResult,
-)
+from trtmodel_contract.identity import LoadKey, short_hash
+from trtmodel_contract.jobs import FoundArtifact, ResolveResult
 
 from trtmodel_operator import facts, manifests, reasons
 from trtmodel_operator.decide import jobs
@@ -33,12 +28,9 @@ from trtmodel_operator.decide.turn import (
 from trtmodel_operator.model import (
     Artifact,
     Built,
-    DeleteJob,
     Deployed,
-    Failure,
     JobKind,
     JobState,
-    ObservedJob,
     Platform,
     Rejected,
     Resolved,
@@ -47,9 +39,6 @@ from trtmodel_operator.model import (
     StepMemory,
     Target,
 )
-
-SOURCE_CHANGES = 3  # a source that changes under every build is not chased for ever
-
 
 # ---------------------------------------------------------------------------------------------------------------
 # The rules
@@ -82,7 +71,7 @@ def resolve(turn: Turn) -> Outcome | None:
     others = [b for b in memory.built if b.revision != result.revision]
     turn.remember(
         resolved=Resolved(key, result.source_sha256, result.revision, result.calibration_digest, result.dataset_digest),
-        built=(*found, *others)[:BUILT_KEPT],
+        built=(*found, *others[: max(0, BUILT_KEPT - len(found))]),
         failure=None,
     )
     message = f"the source is {result.source_sha256[:12]}, the engine revision {result.revision}"
@@ -112,20 +101,9 @@ def rejected(turn: Turn) -> Outcome | None:
     return Outcome(_rejected_situation(turn, entry), None if facts.settled(turn.seen, memory.stable) else LATER)
 
 
-def build(turn: Turn) -> Outcome | None:
-    """Every target has an engine of the revision, with figures of this data set: found in the bucket, or built."""
-    if not _in_the_making(turn):
-        return None
-    resolved = jobs.known(turn)
-    for target in turn.spec.targets:
-        if resolved is not None and _built(turn, target) is None:
-            return _build(turn, target, resolved)
-    return None
-
-
 def gate(turn: Turn) -> Outcome | None:
     """The figures, judged with today's thresholds. Only an explicit Pass of every target makes a candidate."""
-    if not _in_the_making(turn):
+    if not in_the_making(turn):
         return None
     revision, verdicts = wanted_revision(turn), [_judged(turn, target) for target in turn.spec.targets]
     for verdict in (Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.NO_DATA):
@@ -133,7 +111,7 @@ def gate(turn: Turn) -> Outcome | None:
         if bad is None:
             continue
         if verdict is Verdict.FAIL:
-            return _gate_failed(turn, bad.sentence)
+            return gate_failed(turn, bad.sentence)
         message = f"the gate of {revision} is inconclusive: {bad.sentence}. Raise verify.dataset.samples or the limit"
         return Outcome(Situation(Stage.GATE_INCONCLUSIVE, reasons.GATE_INCONCLUSIVE, message))
     return _make_candidate(turn, revision, verdicts)
@@ -152,22 +130,7 @@ def wanted_revision(turn: Turn) -> str:
 
 def revision_in_the_making(turn: Turn) -> str:
     """The revision that is being built or gated; '' if none is."""
-    return wanted_revision(turn) if turn.seen.spec is not None and _in_the_making(turn) else ""
-
-
-def unwanted_jobs(turn: Turn) -> list[DeleteJob]:
-    """Running Jobs whose answer nobody waits for any more. While the spec is being resolved a build goes on: it may
-    turn out to be the wanted one."""
-    if turn.seen.spec is None or turn.spec.rollout.paused or not jobs.image(turn):
-        return []
-    wanted = {jobs.resolve_name(turn)}
-    resolved = jobs.known(turn)
-    if resolved is not None:
-        wanted |= {jobs.build_name(turn, t, resolved) for t in turn.spec.targets} if _in_the_making(turn) else set()
-    else:
-        wanted |= {j.name for j in turn.seen.jobs if j.kind is JobKind.BUILD}
-    running = [j for j in turn.seen.jobs if j.state is JobState.RUNNING]
-    return [DeleteJob(name) for name in sorted(j.name for j in running if j.name not in wanted)]
+    return wanted_revision(turn) if turn.seen.spec is not None and in_the_making(turn) else ""
 
 
 def platform(turn: Turn) -> Platform | None:
@@ -197,7 +160,7 @@ def _gate_key(turn: Turn, dataset_digest: str) -> str:
     return short_hash(dataset_digest, turn.spec.verify.task.value, str(turn.spec.verify.samples))
 
 
-def _in_the_making(turn: Turn) -> bool:
+def in_the_making(turn: Turn) -> bool:
     """The wanted revision is known and neither stable, nor on trial, nor rejected."""
     memory, wanted = turn.memory, wanted_revision(turn)
     there = [d.revision for d in (memory.stable, memory.candidate) if d is not None]
@@ -223,7 +186,7 @@ def _gate_situation(turn: Turn, revision: str, sentence: str) -> Situation:
     return Situation(Stage.GATE_FAILED, reasons.GATE_FAILED, message)
 
 
-def _gate_failed(turn: Turn, sentence: str) -> Outcome:
+def gate_failed(turn: Turn, sentence: str) -> Outcome:
     revision = wanted_revision(turn)
     record(turn, revision, reasons.GATE_FAILED, reasons.GATE_FAILED, sentence)
     reject(turn, revision, reasons.GATE_FAILED, sentence)
@@ -232,14 +195,14 @@ def _gate_failed(turn: Turn, sentence: str) -> Outcome:
 
 def _usable(turn: Turn, result: ResolveResult) -> list[Built]:
     """Engines that resolve found: with figures of this data set, and for a load key that the target's workers report,
-    or the only one that there is."""
+    or the only one that there is for its GPU. Where none is built, all of them: each worker takes the one that fits."""
     key = _gate_key(turn, result.dataset_digest)
-    keys = {str(f.load_key) for f in result.found}
     usable = []
     for target in turn.spec.targets:
+        keys = {str(f.load_key) for f in result.found if _is_of(f.load_key, target)}
         workers = facts.present(turn.seen, target.name)
         reported = {str(w.report.load_key) for w in workers if w.report is not None}
-        wanted = reported or (keys if len(keys) == 1 else set())
+        wanted = reported or (keys if len(keys) == 1 or not turn.spec.tier.builds else set())
         for load_key in sorted(wanted & keys):
             newest = max((f for f in result.found if str(f.load_key) == load_key), key=lambda f: f.number)
             if newest.figures is not None:
@@ -247,45 +210,16 @@ def _usable(turn: Turn, result: ResolveResult) -> list[Built]:
     return usable
 
 
+def _is_of(key: LoadKey, target: Target) -> bool:
+    """The GPU feature discovery's label is the device's name with dashes, and the profile of a slice behind it."""
+    device = key.device.replace(" ", "-")
+    return target.gpu in ("", device, f"{device}-MIG-{key.mig}")
+
+
 def _built(turn: Turn, target: Target) -> list[FoundArtifact] | None:
     revision, key = wanted_revision(turn), gate_key(turn)
     found = [b for b in turn.memory.built if (b.revision, b.target, b.gate) == (revision, target.name, key)]
     return [b.artifact for b in found] or None
-
-
-def _build(turn: Turn, target: Target, resolved: Resolved) -> Outcome:
-    task = jobs.build_task(turn, resolved)
-    work = jobs.Work(jobs.build_name(turn, target, resolved), JobKind.BUILD, target, task, Stage.BUILDING)
-    done = jobs.done(turn, work, f"{resolved.revision} is being built and gated for target {target.name}")
-    if isinstance(done, Outcome):
-        return done
-    reason, message = jobs.why(done)
-    if done.state is JobState.FAILED:
-        if reason == Reason.GATE_FAILED.value:
-            return _gate_failed(turn, message)
-        if reason == Reason.SOURCE_CHANGED.value and turn.memory.source_changes < SOURCE_CHANGES:
-            counter, changes = turn.memory.resolve_counter + 1, turn.memory.source_changes + 1
-            turn.remember(resolve_counter=counter, source_changes=changes)
-            return Outcome(Situation(Stage.RESOLVING, reason, f"{message}: it is resolved again"), NEXT)
-        return jobs.failed(turn, done)
-    return _take_engine(turn, target, done, done.result)
-
-
-def _take_engine(turn: Turn, target: Target, job: ObservedJob, result: JobResult | None) -> Outcome:
-    """Only an explicit answer for this revision, with figures, counts."""
-    built = result.build if result else None
-    if built is None or built.revision != wanted_revision(turn):
-        return jobs.no_result(turn, job)
-    if built.artifact.figures is None:
-        message = "the engine was built but not verified: the Job brought no figures"
-        return jobs.remember_failure(turn, Failure(job.name, reasons.VERIFICATION_MISSING, message))
-    entry = Built(built.revision, target.name, built.artifact, gate_key(turn))
-    same = (entry.revision, entry.target, entry.artifact.load_key)
-    others = [b for b in turn.memory.built if (b.revision, b.target, b.artifact.load_key) != same]
-    turn.remember(built=(entry, *others)[:BUILT_KEPT], failure=None, source_changes=0)
-    how = "found in the bucket" if built.reused else f"built in {built.build_seconds:.1f} s"
-    message = f"{built.revision} was {how} for target {target.name}"
-    return Outcome(Situation(Stage.BUILDING, reasons.BUILT, message), NEXT)
 
 
 def _judged(turn: Turn, target: Target) -> GateVerdict:
@@ -309,7 +243,7 @@ def _make_candidate(turn: Turn, revision: str, verdicts: list[GateVerdict]) -> O
     first, candidate = memory.stable is None, Deployed(revision, artifacts)
     turn.remember(
         candidate=candidate,
-        step=None if first else StepMemory(0, steps_key(spec), turn.seen.now, deaths=_deaths(turn, candidate)),
+        step=None if first else StepMemory(0, steps_key(spec), turn.seen.now, deaths=deaths(turn, candidate)),
         failure=None,
         platform=memory.platform or platform(turn),
         window=memory.window or f"w{memory.sequence + 1}",
@@ -318,7 +252,7 @@ def _make_candidate(turn: Turn, revision: str, verdicts: list[GateVerdict]) -> O
     return Outcome(Situation(Stage.DEPLOYING if first else Stage.PREPARING, reasons.GATE_PASSED, message), SOON)
 
 
-def _deaths(turn: Turn, candidate: Deployed) -> dict[str, int]:
+def deaths(turn: Turn, candidate: Deployed) -> dict[str, int]:
     """What its engines went through before, where they are resident: it was stable once, or on trial."""
     found = {}
     for worker in facts.present(turn.seen):

@@ -7,11 +7,14 @@ late: abort and retry name the revision on trial or in trouble, rollback names t
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
-from trtmodel_operator import reasons
+from trtmodel_contract.control import EngineState
+
+from trtmodel_operator import facts, reasons
 from trtmodel_operator.decide import builds
 from trtmodel_operator.decide.turn import SOON, Outcome, Turn, record, reject, roll_back
-from trtmodel_operator.model import Command, Notice, Situation, Stage
+from trtmodel_operator.model import Command, Deployed, Notice, Situation, Stage, StepMemory
 
 
 def take_command(turn: Turn) -> Outcome | None:
@@ -50,6 +53,8 @@ def _rollback(turn: Turn, command: Command) -> Outcome | None:
         return _ignored(turn, command, "there is nothing to go back to")
     if command.revision not in ("", goal.revision):
         return _ignored(turn, command, f"the revision to go back to is {goal.revision}")
+    if memory.candidate is None and (lost := _lost(turn, goal)):
+        return _ignored(turn, command, f"no worker can serve {goal.revision} any more ({lost}): apply its spec instead")
     why = "a person asked to go back"
     _taken(turn, command, f"going back to {goal.revision}")
     if memory.candidate is not None:
@@ -63,7 +68,13 @@ def _rollback(turn: Turn, command: Command) -> Outcome | None:
 
 
 def _retry(turn: Turn, command: Command) -> Outcome | None:
-    """One new attempt of what failed or was rejected, with Jobs of new names."""
+    """One new attempt of what failed or was rejected, with Jobs of new names; or of a target that went back alone."""
+    candidate, step = turn.memory.candidate, turn.memory.step
+    if candidate is not None and step is not None and step.failed and command.revision in ("", candidate.revision):
+        _taken(turn, command, f"it is tried again on target {', '.join(sorted(step.failed))}")
+        fresh = StepMemory(step.index, step.plan, turn.seen.now, seen_at=step.seen_at, baseline=step.baseline)
+        turn.remember(step=replace(fresh, deaths=builds.deaths(turn, candidate)))
+        return None
     revision = command.revision or builds.wanted_revision(turn)
     rejected = [r for r in turn.memory.rejected if r.revision == revision]
     if not rejected and turn.memory.failure is None:
@@ -98,6 +109,19 @@ _HANDLERS: Mapping[str, Callable[[Turn, Command], Outcome | None]] = {
     "promote": _not_yet,
     "skip-step": _not_yet,
 }
+
+
+def _lost(turn: Turn, goal: Deployed) -> str:
+    """Why nobody could serve it: somebody tried and failed (its artifact is gone, say), and nobody holds it. Found
+    before any worker is touched."""
+    failed = ""
+    for worker in facts.present(turn.seen):
+        engine = facts.engine(turn.seen, worker, facts.digest_for(worker, goal))
+        if engine is not None and engine.state is EngineState.READY:
+            return ""
+        if engine is not None and engine.state is EngineState.FAILED:
+            failed = f"{worker.pod}: {engine.message or engine.reason or 'it gave no reason'}"
+    return failed
 
 
 def _taken(turn: Turn, command: Command, what: str) -> None:

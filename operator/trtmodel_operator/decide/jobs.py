@@ -1,7 +1,8 @@
 """Jobs: what they are asked, what they are called, and what came of them.
 
 A Job is named by a hash of everything that it reads, so the same question is asked once, whoever asks and however
-often; one that ended for good stays ended until the spec changes or a person says retry or refresh.
+often; one that ended for good stays ended until the spec changes or a person says retry or refresh. Nothing in the name
+of a build is its model's: two TRTModels of a namespace that need the same engine wait for the same Job.
 """
 
 from __future__ import annotations
@@ -34,15 +35,20 @@ _WAYS_OUT = {
     "Evicted": "give the node room, or lower what spec.build.resources asks for",
 }
 _AGAIN = "then change the spec, or use the command retry"
+_OWN = ("model", "thresholds")  # fields of a build's task that are its model's own
 
 
 @dataclass(frozen=True)
 class Work:
+    """`load_key`, `nodes`: see CreateJob."""
+
     name: str
     kind: JobKind
     target: Target
     task: ResolveTask | BuildTask
     stage: Stage
+    load_key: str = ""
+    nodes: tuple[str, ...] = ()
 
 
 def done(turn: Turn, work: Work, what: str) -> ObservedJob | Outcome:
@@ -53,10 +59,13 @@ def done(turn: Turn, work: Work, what: str) -> ObservedJob | Outcome:
         return Outcome(failure_situation(failure))
     job = next((j for j in turn.seen.jobs if j.name == work.name), None)
     if job is None:
-        create = CreateJob(work.name, work.kind, work.target, work.task, image(turn))
+        create = CreateJob(work.name, work.kind, work.target, work.task, image(turn), work.load_key, work.nodes)
         return Outcome(Situation(work.stage, work.stage.value, f"{what} by Job {work.name}"), LATER, (create,))
     if job.state is not JobState.RUNNING:
         return job
+    if job.suspended:
+        message = f"{what} by Job {job.name}, which waits for its turn: as many builds run as the operator lets run"
+        return Outcome(Situation(work.stage, reasons.BUILD_QUEUED, message), LATER)
     if job.trouble:
         way_out = _WAYS_OUT.get(job.trouble, "it is tried again until spec.build.deadline or spec.build.retries end it")
         message = f"Job {job.name} does not get on: {job.message or job.trouble}. {_sentence(way_out)}"
@@ -104,11 +113,14 @@ def resolve_name(turn: Turn) -> str:
     return f"{turn.seen.model.name}-resolve-{short_hash(resolve_key(turn), _pod(turn))}"
 
 
-def build_name(turn: Turn, target: Target, resolved: Resolved) -> str:
-    task = canonical(encode(build_task(turn, resolved))).decode()
-    memory = turn.memory
-    again = (str(memory.attempt), str(memory.resolve_counter))
-    return f"{turn.seen.model.name}-build-{short_hash(task, target.name, image(turn), _pod(turn), *again)}"
+def build_name(turn: Turn, target: Target, resolved: Resolved, load_key: str = "") -> str:
+    """Without what is the model's own: its name, what it calls the target, and its limits, which judge the figures that
+    the Job brings and not the Job."""
+    task = {name: value for name, value in encode(build_task(turn, resolved)).items() if name not in _OWN}
+    place = [target.gpu, target.gpus, target.node_selector, target.tolerations, load_key]
+    question = canonical([task, encode(place)]).decode()
+    again = (str(turn.memory.attempt), str(turn.memory.resolve_counter))
+    return f"build-{resolved.revision}-{short_hash(question, image(turn), _pod(turn), *again)}"
 
 
 def _pod(turn: Turn) -> str:

@@ -10,9 +10,10 @@ from trtmodel_contract.gate import WORST_FIRST, Verdict
 from trtmodel_contract.jobs import Reason
 
 from trtmodel_operator import analysis, facts, reasons
-from trtmodel_operator.decide.turn import Outcome, Turn, interval, roll_back, short_uid, watched
+from trtmodel_operator.decide.turn import MESSAGE_LENGTH, SOON, Outcome, Turn, interval, roll_back, short_uid, watched
 from trtmodel_operator.decide.workers import holders, new_window, was_told
-from trtmodel_operator.model import AnalysisSpec, Deployed, ObservedWorker, StepMemory
+from trtmodel_operator.model import AnalysisSpec, Deployed, ObservedWorker, Situation, Stage, StepMemory
+from trtmodel_operator.text import cut
 
 # Faults of the environment say nothing about the engine. The worker tries again, and is waited for until the deadline.
 # The last ones are the worker's own: keys that are not mounted yet, a pointer that is not, a process that cannot start,
@@ -32,23 +33,38 @@ def cannot_be_held(turn: Turn) -> Outcome | None:
     step = turn.memory.step if turn.memory.stable is not None else None
     if candidate is None:
         return None
-    for worker in facts.present(turn.seen):
+    gone_back = step.failed if step is not None else {}
+    workers = [w for w in facts.present(turn.seen) if w.target not in gone_back]
+    for worker in workers:
         engine = facts.engine(turn.seen, worker, facts.digest_for(worker, candidate))
         if engine is None or not _answers_us(turn, worker):
             continue
         if engine.state is EngineState.FAILED and engine.reason not in ENVIRONMENT:
             why = engine.message or engine.reason or "it gave no reason"
-            return roll_back(turn, reasons.ENGINE_FAILED, f"worker {worker.pod} cannot hold it: {why}")
+            return _fail(turn, worker.target, reasons.ENGINE_FAILED, f"worker {worker.pod} cannot hold it: {why}")
         if step is not None and engine.deaths > step.deaths.get(short_uid(worker), 0):
-            return roll_back(turn, reasons.ENGINE_DIED, f"an engine host of worker {worker.pod} died of it")
-    for worker in facts.present(turn.seen) if step is not None else ():
+            why = f"an engine host of worker {worker.pod} died of it"
+            return _fail(turn, worker.target, reasons.ENGINE_DIED, why)
+    for worker in workers if step is not None else ():
         died = step is not None and worker.restarted_at is not None and worker.restarted_at >= step.began_at
         if died and was_told(turn.memory, worker):
             why = worker.message or worker.trouble or "it gave no reason"
-            return roll_back(
-                turn, reasons.WORKER_DIED, f"the container of worker {worker.pod} died while it had it: {why}"
-            )
+            text = f"the container of worker {worker.pod} died while it had it: {why}"
+            return _fail(turn, worker.target, reasons.WORKER_DIED, text)
     return None
+
+
+def _fail(turn: Turn, target: str, reason: str, message: str) -> Outcome:
+    """The candidate failed on one target: it goes back everywhere, or there alone."""
+    spec, step = turn.seen.spec, turn.memory.step
+    if spec is not None and step is not None and turn.memory.stable is not None and spec.rollout.hold_on_target_failure:
+        failed = {**step.failed, target: cut(f"{reason}, {message}", MESSAGE_LENGTH)}
+        if any(t.name not in failed for t in spec.targets):
+            turn.remember(step=replace(step, failed=failed))
+            text = f"it was taken back on target {target} alone: {message}"
+            return Outcome(Situation(Stage.STALLED, reasons.TARGET_FAILED, text), SOON)
+    where = f"target {target}: " if spec is not None and len(spec.targets) > 1 else ""
+    return roll_back(turn, reason, where + message)
 
 
 def analysis_says_no(turn: Turn) -> Outcome | None:
@@ -71,12 +87,17 @@ def analysis_says_no(turn: Turn) -> Outcome | None:
         fresh = replace(step, held=0.0, seen_at=now, fails=0, verdict="", figures="", sentence="")
         turn.remember(step=fresh, window=new_window(memory))
         return None
-    look = _look(turn, memory.stable, memory.candidate, spec.rollout.analysis)
+    looks = _looks(turn, memory.stable, memory.candidate, spec.rollout.analysis)
+    if not looks:
+        return None
+    look = min(looks.values(), key=lambda found: WORST_FIRST.index(found.verdict))
     serving = step.routed and all(
         facts.routes_candidate(turn.seen, w, facts.digest_for(w, memory.candidate))
         for w in holders(turn.seen, memory, routed_only=True)
     )
-    fails = step.fails + 1 if look.latency is Verdict.FAIL else 0
+    slow = [name for name, found in looks.items() if found.latency is Verdict.FAIL]
+    again = [name for name in slow if name in step.slow]  # the same target: two slow ones in turn are two first looks
+    fails = step.fails + 1 if again else 1 if slow else 0
     steps = spec.rollout.steps
     holding = serving and step.index < len(steps) and step.held < steps[step.index].hold
     turn.remember(
@@ -87,15 +108,18 @@ def analysis_says_no(turn: Turn) -> Outcome | None:
             held=step.held + counted if serving else step.held,
             seen_at=now,
             fails=fails,
+            slow=tuple(slow),
             verdict=look.verdict.value,
             figures=look.short,
             sentence=look.sentence,
         ),
     )
-    if look.errors is Verdict.FAIL:
-        return roll_back(turn, reasons.ERROR_RATE, look.error_sentence)
-    if fails >= FAILING_LOOKS:
-        return roll_back(turn, reasons.TOO_SLOW, f"{look.latency_sentence}, at {FAILING_LOOKS} looks in a row")
+    for name, found in looks.items():
+        if found.errors is Verdict.FAIL:
+            return _fail(turn, name, reasons.ERROR_RATE, found.error_sentence)
+        if fails >= FAILING_LOOKS and name in again:
+            sentence = f"{found.latency_sentence}, at {FAILING_LOOKS} looks in a row"
+            return _fail(turn, name, reasons.TOO_SLOW, sentence)
     return None
 
 
@@ -131,8 +155,8 @@ def _answers_us(turn: Turn, worker: ObservedWorker) -> bool:
 
 def _waiting_for(turn: Turn) -> str:
     memory = turn.memory
-    if turn.spec.serving.replicas == 0:
-        return ""
+    if turn.spec.serving.replicas == 0 or (memory.step is not None and memory.step.failed):
+        return ""  # nothing is wanted, or a person is waited for
     if memory.candidate is None:
         if memory.stable is None or facts.settled(turn.seen, memory.stable):
             return ""
@@ -142,12 +166,11 @@ def _waiting_for(turn: Turn) -> str:
     return f"step {memory.step.index if memory.step else 0} of {memory.candidate.revision}"
 
 
-def _look(turn: Turn, stable: Deployed, candidate: Deployed, limits: AnalysisSpec) -> analysis.Look:
-    """The worst target's figures."""
-    looks = [
-        _look_at(turn, facts.present(turn.seen, target.name), stable, candidate, limits) for target in turn.spec.targets
-    ]
-    return min(looks, key=lambda look: WORST_FIRST.index(look.verdict))
+def _looks(turn: Turn, stable: Deployed, candidate: Deployed, limits: AnalysisSpec) -> dict[str, analysis.Look]:
+    """The figures of each target that the candidate is still on."""
+    failed = turn.memory.step.failed if turn.memory.step else {}
+    names = [t.name for t in turn.spec.targets if t.name not in failed]
+    return {name: _look_at(turn, facts.present(turn.seen, name), stable, candidate, limits) for name in names}
 
 
 def _look_at(

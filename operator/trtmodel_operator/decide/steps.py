@@ -41,6 +41,23 @@ def first_rollout(turn: Turn) -> Outcome | None:
     return Outcome(Situation(Stage.DEPLOYING, reasons.DEPLOYING, message, "first rollout"), SOON)
 
 
+def target_failed(turn: Turn) -> Outcome | None:
+    """Some target went back alone, as `onTargetFailure: Hold` has it: the others stay where they are until a person
+    decides. The looks at them go on."""
+    memory, candidate, step = turn.memory, turn.memory.candidate, turn.memory.step
+    if memory.stable is None or candidate is None or step is None or not step.failed:
+        return None
+    failed = "; ".join(f"{name}: {why}" for name, why in sorted(step.failed.items()))
+    others = ", ".join(t.name for t in turn.spec.targets if t.name not in step.failed)
+    message = (
+        f"{candidate.revision} was taken back on target {failed}. Its workers serve {memory.stable.revision}, those of "
+        f"{others} stay where they are: use the command retry to try it there again, abort to take it back everywhere, "
+        "or change the spec"
+    )
+    members = holders(turn.seen, memory)
+    return Outcome(Situation(Stage.STALLED, reasons.TARGET_FAILED, message, _summary(turn, members)), renewal(turn))
+
+
 def steps_edited(turn: Turn) -> Outcome | None:
     """Other steps than those that the rollout began with: it begins again with the first. The looks go on meanwhile,
     since some worker may answer with the candidate."""
@@ -69,13 +86,15 @@ def prepare(turn: Turn) -> Outcome | None:
     if not last and step.routed and step.members == identity:
         return None
     missing = [w for w in members if not facts.holds(turn.seen, w, facts.digest_for(w, candidate))]
-    short = facts.desired(turn.seen) - len(members) if last else 0
-    if members and not missing and short <= 0:
+    least = turn.spec.serving.replicas if last else 1
+    short = [t.name for t in turn.spec.targets if sum(w.target == t.name for w in members) < least]
+    if members and not missing and not short:
         return None if last else _open_step(turn, step, identity, members)
     if not last and step.routed:
         turn.remember(step=replace(step, routed=False, members="", held=0.0))
     what = f"{candidate.revision} is being prepared on {facts.names(missing or members) or 'workers to come'}"
-    why = f": {_trouble(turn, missing, candidate)}" if missing else ": workers are missing" if short > 0 else ""
+    lacking = f": workers of target {', '.join(short)} are missing" if short else ""
+    why = f": {_trouble(turn, missing, candidate)}" if missing else lacking
     return Outcome(Situation(Stage.PREPARING, reasons.PREPARING, what + why, _summary(turn, members)), SOON)
 
 
@@ -151,6 +170,7 @@ def _open_step(turn: Turn, step: StepMemory, identity: str, members: list[Observ
         held=0.0,
         seen_at=now,
         fails=0,
+        slow=(),
         baseline=step.baseline or memory.window,
         verdict="",
         figures="",

@@ -12,13 +12,14 @@ from trtmodel_contract.control import EngineState, Fence, Role
 from trtmodel_contract.identity import Storage, short_hash
 
 from trtmodel_operator import facts, manifests
-from trtmodel_operator.decide import builds, jobs
+from trtmodel_operator.decide import builds, jobs, making
 from trtmodel_operator.decide.turn import Outcome, Turn, short_uid
 from trtmodel_operator.model import (
     Action,
     ApplyPointer,
     ApplyWorkload,
     Decision,
+    DeleteWorkload,
     Deployed,
     Memory,
     Observed,
@@ -58,6 +59,8 @@ def holders(seen: Observed, memory: Memory, *, routed_only: bool = False) -> lis
     steps = seen.spec.rollout.steps
     chosen: list[ObservedWorker] = []
     for target in seen.spec.targets:
+        if target.name in step.failed:
+            continue  # it went back alone
         workers = facts.present(seen, target.name)
         if step.index >= len(steps):
             chosen += [w for w in workers if not routed_only or _routes(seen, w, candidate)]
@@ -137,9 +140,10 @@ def settle_plan(turn: Turn, rule: str, outcome: Outcome) -> Decision:
         if (signal := _signal(turn, w, w.uid in trying)) is not None
     }
     _count_fence(turn, pointers, signals)
-    actions: list[Action] = [*builds.unwanted_jobs(turn), *outcome.actions]
+    actions: list[Action] = [*making.unwanted_jobs(turn), *outcome.actions]
     actions += [replace(p, sequence=turn.memory.sequence) for p in pointers if _pointer_differs(turn, p)]
     actions += [w for w in _workloads(turn) if _workload_differs(turn, w)]
+    actions += _abandoned(turn)
     actions += [signals[w.uid] for w in workers if w.uid in signals and _must_hear(turn, w, signals[w.uid])]
     return _decision(turn, rule, outcome, actions)
 
@@ -154,6 +158,7 @@ def _decision(turn: Turn, rule: str, outcome: Outcome, actions: list[Action]) ->
         notices=tuple(turn.notices),
         wanted=builds.wanted_revision(turn),
         gate=builds.gate_key(turn) if turn.seen.spec else "",
+        builds=making.names_of_builds(turn),
     )
 
 
@@ -275,7 +280,7 @@ def _pointer_differs(turn: Turn, wanted: ApplyPointer) -> bool:
         return True
     if seen.published_key_ids is not None and set(seen.published_key_ids) != set(seen.key_ids):
         return True
-    return bool(seen.key_ids) and not set(found.key_ids) <= set(seen.key_ids)
+    return bool(seen.key_ids) and set(found.key_ids) != set(seen.key_ids[:1])  # the first is the one that signs
 
 
 def _workloads(turn: Turn) -> list[ApplyWorkload]:
@@ -290,6 +295,16 @@ def _workloads(turn: Turn) -> list[ApplyWorkload]:
         )
         for t in spec.targets
     ]
+
+
+def _abandoned(turn: Turn) -> list[DeleteWorkload]:
+    """Workers of targets that the spec names no more. They go once all others serve, so that renaming a target takes
+    nobody's answer away."""
+    seen, spec = turn.seen, turn.seen.spec
+    if spec is None or not (spec.serving.replicas == 0 or facts.settled(seen, turn.memory.stable)):
+        return []
+    named = {t.name for t in spec.targets}
+    return [DeleteWorkload(w.name) for w in seen.workloads if w.target not in named]
 
 
 def _workload_differs(turn: Turn, wanted: ApplyWorkload) -> bool:

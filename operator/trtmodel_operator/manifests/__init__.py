@@ -5,9 +5,10 @@ Every container has requests and limits (a quota may demand them), runs as an or
 and mounts no API token. Workers and Jobs read the user's storage credentials from files; the operator never does.
 """
 
-from trtmodel_operator.manifests.jobs import job
+from trtmodel_operator.manifests.jobs import JobPolicy, job
 from trtmodel_operator.manifests.names import (
     ANNOTATION_FINGERPRINT,
+    ANNOTATION_LOAD_KEY,
     API_VERSION,
     ENV_MODEL_UID,
     GROUP,
@@ -17,12 +18,14 @@ from trtmodel_operator.manifests.names import (
     LABEL_PLATFORM,
     LABEL_ROLE,
     LABEL_TARGET,
+    LABEL_WAITING,
     ROLE_JOB,
     ROLE_WORKER,
     VERSION,
     keys_name,
     platform,
     service_name,
+    waiting_label,
     worker_selector,
     workload_name,
 )
@@ -44,6 +47,7 @@ from trtmodel_operator.manifests.workers import (
 
 __all__ = [
     "ANNOTATION_FINGERPRINT",
+    "ANNOTATION_LOAD_KEY",
     "API_VERSION",
     "ENV_MODEL_UID",
     "GROUP",
@@ -53,9 +57,11 @@ __all__ = [
     "LABEL_PLATFORM",
     "LABEL_ROLE",
     "LABEL_TARGET",
+    "LABEL_WAITING",
     "ROLE_JOB",
     "ROLE_WORKER",
     "VERSION",
+    "JobPolicy",
     "boot_pointer",
     "job",
     "keys_config_map",
@@ -68,6 +74,7 @@ __all__ = [
     "service",
     "service_fingerprint",
     "service_name",
+    "waiting_label",
     "wanted_content",
     "worker_deployment",
     "worker_selector",

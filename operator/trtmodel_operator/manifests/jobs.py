@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from trtmodel_contract.codec import dumps
 from trtmodel_contract.exitcodes import FINAL_JOB_EXITS
 from trtmodel_contract.identity import ModelRef
 from trtmodel_contract.jobs import CREDENTIALS_DIR_ENV, TASK_ENV
+from trtmodel_contract.progress import PROGRESS_PORT
 
 from trtmodel_operator.manifests import pods
-from trtmodel_operator.manifests.names import LABEL_KIND, LABEL_MODEL, LABEL_ROLE, LABEL_TARGET, ROLE_JOB, metadata
+from trtmodel_operator.manifests.names import (
+    ANNOTATION_LOAD_KEY,
+    LABEL_KIND,
+    LABEL_MODEL,
+    LABEL_ROLE,
+    LABEL_TARGET,
+    ROLE_JOB,
+    metadata,
+    waiting_label,
+)
 from trtmodel_operator.manifests.pods import CACHE_DIR, CREDENTIALS_DIR, Manifest
 from trtmodel_operator.model import CreateJob, JobKind, Spec
 
@@ -16,18 +28,21 @@ TTL = 86400  # seconds: the evidence of a failure stays for a day
 RESOURCES = {"requests": {"cpu": "250m", "memory": "512Mi"}, "limits": {"cpu": "2", "memory": "4Gi"}}
 
 
-def job(model: ModelRef, spec: Spec, create: CreateJob) -> Manifest:
+@dataclass(frozen=True)
+class JobPolicy:
+    """What the operator's own settings make of Jobs. `queued`: builds are made suspended, and begin when it is their
+    turn. `priority_class`: of the pods; '' leaves it to the cluster."""
+
+    queued: bool = False
+    priority_class: str = ""
+
+
+def job(model: ModelRef, spec: Spec, create: CreateJob, policy: JobPolicy = JobPolicy()) -> Manifest:
     """A resolve or build Job. Its name says what it does, so creating it twice is one Job."""
     building = create.kind is JobKind.BUILD
-    labels = {
-        LABEL_MODEL: model.name,
-        LABEL_ROLE: ROLE_JOB,
-        LABEL_KIND: create.kind.value,
-        LABEL_TARGET: create.target.name,
-    }
-    selector = dict(spec.build.node_selector)
+    labels = {LABEL_MODEL: model.name, LABEL_ROLE: ROLE_JOB, LABEL_KIND: create.kind.value}
     if building:
-        selector = {**pods.node_selector(create.target), **selector}
+        labels[LABEL_TARGET] = create.target.name
     container = {
         "name": create.kind.value,
         "image": create.image,
@@ -38,24 +53,18 @@ def job(model: ModelRef, spec: Spec, create: CreateJob) -> Manifest:
             {"name": CREDENTIALS_DIR_ENV, "value": CREDENTIALS_DIR},
             {"name": "TRTMODEL_CACHE_DIR", "value": CACHE_DIR},
         ],
+        "ports": [{"name": "progress", "containerPort": PROGRESS_PORT, "protocol": "TCP"}],
         "resources": pods.resources(RESOURCES, spec.build.resources, create.target.gpus if building else 0),
         "securityContext": pods.container_security(),
         "volumeMounts": pods.mounts(pods.shared_volumes(spec)),
     }
-    pod = {
-        **pods.pod_base(spec),
-        "restartPolicy": "Never",
-        "containers": [container],
-        "volumes": [volume for volume, _ in pods.shared_volumes(spec)],
-        **pods.filled(
-            nodeSelector=selector,
-            tolerations=[*(create.target.tolerations if building else ()), *spec.build.tolerations],
-        ),
-    }
+    meta = metadata(model, create.name, {**labels, waiting_label(model.name): ""})
+    if create.load_key:
+        meta["annotations"] = {ANNOTATION_LOAD_KEY: create.load_key}
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
-        "metadata": metadata(model, create.name, labels),
+        "metadata": meta,
         "spec": {
             "completions": 1,
             "parallelism": 1,
@@ -64,6 +73,7 @@ def job(model: ModelRef, spec: Spec, create: CreateJob) -> Manifest:
             "ttlSecondsAfterFinished": TTL,
             # Two builders never hold a GPU, and the only value that podFailurePolicy allows.
             "podReplacementPolicy": "Failed",
+            # An eviction, a drain or a pre-emption is none of the retries.
             "podFailurePolicy": {
                 "rules": [
                     {
@@ -77,6 +87,34 @@ def job(model: ModelRef, spec: Spec, create: CreateJob) -> Manifest:
                     {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
                 ]
             },
-            "template": {"metadata": {"labels": labels}, "spec": pod},
+            **pods.filled(suspend=policy.queued and building),
+            "template": {"metadata": {"labels": labels}, "spec": _pod(spec, create, policy, container)},
         },
     }
+
+
+def _pod(spec: Spec, create: CreateJob, policy: JobPolicy, container: Manifest) -> Manifest:
+    building = create.kind is JobKind.BUILD
+    selector = dict(spec.build.node_selector)
+    if building:
+        selector = {**pods.node_selector(create.target), **selector}
+    return {
+        **pods.pod_base(spec),
+        "restartPolicy": "Never",
+        "containers": [container],
+        "volumes": [volume for volume, _ in pods.shared_volumes(spec)],
+        **pods.filled(
+            nodeSelector=selector,
+            tolerations=[*(create.target.tolerations if building else ()), *spec.build.tolerations],
+            affinity=_on(create.nodes),
+            priorityClassName=policy.priority_class,
+        ),
+    }
+
+
+def _on(nodes: tuple[str, ...]) -> Manifest:
+    """On one of these nodes, by their names: they need not carry a label of their own."""
+    if not nodes:
+        return {}
+    terms = [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": [name]}]} for name in nodes]
+    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}

@@ -16,6 +16,8 @@ LABEL_ROLE = "trtmodel.io/role"
 LABEL_TARGET = "trtmodel.io/target"
 LABEL_PLATFORM = "trtmodel.io/platform"
 LABEL_KIND = "trtmodel.io/kind"
+LABEL_WAITING = "model.trtmodel.io/"  # + name of a TRTModel: it waits for this Job, which may be of several models
+ANNOTATION_LOAD_KEY = "trtmodel.io/load-key"  # of a build that is for workers with this load key
 ROLE_WORKER = "worker"
 ROLE_JOB = "job"
 ANNOTATION_FINGERPRINT = "trtmodel.io/fingerprint"
@@ -46,6 +48,11 @@ def service_name(model: ModelRef, spec: Spec) -> str:
 def worker_selector(model: ModelRef) -> str:
     """Selects exactly the workers' pods, of all targets and platforms, and no Job's: for the scale subresource."""
     return f"{LABEL_MODEL}={model.name},{LABEL_ROLE}={ROLE_WORKER}"
+
+
+def waiting_label(name: str) -> str:
+    """The label by which the TRTModel of this name finds its Jobs, also one that another TRTModel made."""
+    return LABEL_WAITING + name
 
 
 def metadata(model: ModelRef, name: str, labels: Mapping[str, str]) -> dict[str, object]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 
-from trtmodel_contract.codec import DocumentError, canonical, dumps, encode, loads, sha256_hex
+from trtmodel_contract.codec import DocumentError, canonical, decode, dumps, encode, loads, sha256_hex
 from trtmodel_contract.control import (
     KEYS_FILE,
     POINTER_FILE,
@@ -53,8 +54,9 @@ def wanted_content(model: ModelRef, apply: ApplyPointer) -> str:
     return pointer_content(boot_pointer(model, apply, lambda _: _UNSIGNED))
 
 
-def read_pointer(name: str, target: str, text: str) -> ObservedPointer:
-    """Total: a pointer that another hand has damaged has no content, so that it is written anew."""
+def read_pointer(name: str, target: str, text: str, signature: str) -> ObservedPointer:
+    """Total: a pointer that another hand has damaged has no content, so that it is written anew. `signature` is the
+    text beside the pointer's."""
     try:
         pointer = loads(BootPointer, text)
     except DocumentError:
@@ -67,7 +69,7 @@ def read_pointer(name: str, target: str, text: str) -> ObservedPointer:
         return Deployed(entry.revision, tuple(Artifact(target, key, a.manifest_digest) for key, a in found))
 
     entries = [e for e in (pointer.stable, pointer.standby) if e is not None]
-    key_ids = {a.signature.key_id for e in entries for a in e.artifacts.values()}
+    key_ids = {_signed_by(signature), *(a.signature.key_id for e in entries for a in e.artifacts.values())}
     return ObservedPointer(
         name=name,
         sequence=pointer.sequence,
@@ -77,6 +79,14 @@ def read_pointer(name: str, target: str, text: str) -> ObservedPointer:
         key_ids=tuple(sorted(key_ids)),
         storage=pointer.storage,
     )
+
+
+def _signed_by(signature: str) -> str:
+    """The id of the key; '' for what is no signature."""
+    try:
+        return decode(Signature, json.loads(signature), "signature").key_id
+    except (ValueError, RecursionError):
+        return ""
 
 
 def pointer_config_map(model: ModelRef, apply: ApplyPointer, text: bytes, signature: Signature) -> Manifest:

@@ -14,6 +14,7 @@ from trtmodel_operator.model.asked import (
     Spec,
     Step,
     Target,
+    Tier,
     VerifySpec,
 )
 from trtmodel_operator.model.decision import (
@@ -23,6 +24,7 @@ from trtmodel_operator.model.decision import (
     CreateJob,
     Decision,
     DeleteJob,
+    DeleteWorkload,
     Notice,
     PlannedEngine,
     Signal,
@@ -66,6 +68,7 @@ __all__ = [
     "CreateJob",
     "Decision",
     "DeleteJob",
+    "DeleteWorkload",
     "Deployed",
     "Failure",
     "HistoryEntry",
@@ -92,5 +95,6 @@ __all__ = [
     "Step",
     "StepMemory",
     "Target",
+    "Tier",
     "VerifySpec",
 ]

@@ -108,6 +108,9 @@ class AnalysisSpec:
 
 @dataclass(frozen=True)
 class RolloutSpec:
+    """`hold_on_target_failure`: a target whose trial fails goes back alone, and the others stay where they are until a
+    person decides; otherwise all go back."""
+
     steps: tuple[Step, ...]
     analysis: AnalysisSpec
     progress_deadline: float
@@ -115,6 +118,17 @@ class RolloutSpec:
     paused: bool
     memory_policy: str
     allow_downtime: bool
+    hold_on_target_failure: bool = False
+
+
+@dataclass(frozen=True)
+class Tier:
+    """How engines come to be. `builds`: by Jobs; otherwise only what exists in the bucket is used. `changes` says what
+    the tier made of the engine's settings, '' for nothing: `Spec.engine` has them already."""
+
+    name: str = "Staging"
+    builds: bool = True
+    changes: str = ""
 
 
 @dataclass(frozen=True)
@@ -130,3 +144,4 @@ class Spec:
     verify: VerifySpec
     serving: ServingSpec
     rollout: RolloutSpec
+    tier: Tier = Tier()

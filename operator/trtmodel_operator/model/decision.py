@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from trtmodel_contract.control import Role
 from trtmodel_contract.identity import Storage
@@ -16,11 +17,16 @@ from trtmodel_operator.model.observed import JobKind
 
 @dataclass(frozen=True)
 class CreateJob:
+    """`load_key` and `nodes`: the build is for workers that report this key, on one of the nodes that they run on; ''
+    and none leave the choice to the scheduler."""
+
     name: str
     kind: JobKind
     target: Target
     task: ResolveTask | BuildTask
     image: str
+    load_key: str = ""
+    nodes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -52,6 +58,13 @@ class ApplyWorkload:
 
 
 @dataclass(frozen=True)
+class DeleteWorkload:
+    """Deployment and boot pointer of a target that the spec names no more."""
+
+    name: str
+
+
+@dataclass(frozen=True)
 class PlannedEngine:
     role: Role
     revision: str
@@ -74,7 +87,7 @@ class Signal:
     may_drain: bool = False
 
 
-Action = CreateJob | DeleteJob | ApplyPointer | ApplyWorkload | Signal
+Action = CreateJob | DeleteJob | ApplyPointer | ApplyWorkload | DeleteWorkload | Signal
 
 
 class Stage(str, enum.Enum):
@@ -123,7 +136,7 @@ class Notice:
 class Decision:
     """`rule` is the name of the rule that decided. `requeue` in seconds; None = only when something happens. `wanted`
     is the revision that today's spec means, '' while that is not known; `gate` the key that figures of today's data
-    set carry (see Built)."""
+    set carry (see Built); `builds` the names of the Jobs that this pass asks for an engine, by target."""
 
     rule: str
     memory: Memory
@@ -133,3 +146,4 @@ class Decision:
     notices: tuple[Notice, ...] = ()
     wanted: str = ""
     gate: str = ""
+    builds: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

@@ -74,7 +74,9 @@ class StepMemory:
     `held` counts the seconds during which the operator watched all members serve the candidate; `seen_at` is the last
     look at the figures (0 = no worker was routed yet), whose `verdict`, `figures` (short) and `sentence` are kept, so
     that status changes with the looks and not with every pass. `fails` counts successive looks that failed for the
-    latency (two are needed). `baseline` is the window before the rollout: what a fleet of one is compared with.
+    latency (two are needed), of the targets in `slow`. `baseline` is the window before the rollout: what a fleet of one
+    is compared with.
+    `failed` are the targets that went back alone, each with the reason: nothing moves until a person decides.
     """
 
     index: int
@@ -91,6 +93,8 @@ class StepMemory:
     verdict: str = ""
     figures: str = ""
     sentence: str = ""
+    slow: tuple[str, ...] = ()
+    failed: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

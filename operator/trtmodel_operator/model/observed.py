@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from trtmodel_contract.control import Report
 from trtmodel_contract.identity import ModelRef, Storage
 from trtmodel_contract.jobs import JobResult
+from trtmodel_contract.progress import JobProgress
 
 from trtmodel_operator.model.asked import Spec
 from trtmodel_operator.model.memory import Deployed, Memory
@@ -27,7 +28,9 @@ class JobState(str, enum.Enum):
 @dataclass(frozen=True)
 class ObservedJob:
     """`result` is the newest termination message that could be read; `trouble` what the cluster says when there is
-    none, or while it runs: Unschedulable, ImagePullBackOff, OOMKilled, DeadlineExceeded ... with its message."""
+    none, or while it runs: Unschedulable, ImagePullBackOff, OOMKilled, DeadlineExceeded ... with its message.
+    `suspended`: it waits for its turn. `load_key`: it builds for workers with this key. `progress` is what it says of
+    itself, None if it could not be asked."""
 
     name: str
     kind: JobKind
@@ -37,13 +40,16 @@ class ObservedJob:
     trouble: str = ""
     message: str = ""
     started_at: float | None = None
+    suspended: bool = False
+    load_key: str = ""
+    progress: JobProgress | None = None
 
 
 @dataclass(frozen=True)
 class ObservedWorker:
     """A worker pod that has not ended (an evicted one is no worker). `report` is None if it could not be asked; then
     `silence` says why: it is unknown, not healthy. `restarted_at` is when a container of it that died ended
-    (lastState.terminated.finishedAt); `trouble` as for jobs."""
+    (lastState.terminated.finishedAt); `trouble` as for jobs; `running`: a container of it runs."""
 
     pod: str
     uid: str
@@ -56,6 +62,8 @@ class ObservedWorker:
     restarted_at: float | None = None
     trouble: str = ""
     message: str = ""
+    node: str = ""
+    running: bool = True
 
 
 @dataclass(frozen=True)
@@ -100,8 +108,8 @@ class Command:
 @dataclass(frozen=True)
 class Observed:
     """One pass's facts. `now` in seconds since the epoch. `spec` is None when it cannot be read: `spec_error`.
-    `key_ids` are the operator's public keys of today, `published_key_ids` those in the ConfigMap that workers mount
-    (None: not looked at)."""
+    `key_ids` are the operator's public keys of today, the one that signs first, `published_key_ids` those in the
+    ConfigMap that workers mount (None: not looked at)."""
 
     now: float
     model: ModelRef

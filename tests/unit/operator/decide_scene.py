@@ -35,6 +35,7 @@ from trtmodel_operator.model import (
     CreateJob,
     Decision,
     DeleteJob,
+    DeleteWorkload,
     Deployed,
     JobKind,
     JobState,
@@ -92,12 +93,18 @@ def spec(**changes: Any) -> Spec:
     return parse(changed_raw(RAW, **changes))
 
 
-def digest(revision: str) -> str:
-    return sha256_hex(revision.encode())
+def digest(revision: str, target: str = "default") -> str:
+    """Of the manifest of the engine of this revision for this target."""
+    return sha256_hex((revision if target == "default" else f"{revision}/{target}").encode())
 
 
-def deployed(revision: str) -> Deployed:
-    return Deployed(revision, (Artifact("default", str(LOAD_KEY), digest(revision)),))
+def load_key(target: str) -> LoadKey:
+    return LOAD_KEY if target == "default" else replace(LOAD_KEY, device=target)
+
+
+def deployed(revision: str, *targets: str) -> Deployed:
+    artifacts = (Artifact(t, str(load_key(t)), digest(revision, t)) for t in targets or ("default",))
+    return Deployed(revision, tuple(artifacts))
 
 
 def figures(revision: str = B, differs: int = 0, dataset: str = "") -> GateFigures:
@@ -106,8 +113,8 @@ def figures(revision: str = B, differs: int = 0, dataset: str = "") -> GateFigur
     return GateFigures(digest(revision), data, Task.CLASSIFICATION, 2000, False, {"out": output}, Top1Figures(differs))
 
 
-def found(revision: str, differs: int = 0) -> FoundArtifact:
-    return FoundArtifact(LOAD_KEY, digest(revision), 1, "", figures(revision, differs))
+def found(revision: str, differs: int = 0, target: str = "default") -> FoundArtifact:
+    return FoundArtifact(load_key(target), digest(revision, target), 1, "", figures(revision, differs))
 
 
 def new(**changes: Any) -> Scene:
@@ -126,8 +133,10 @@ def knows(seen: Scene, revision: str) -> Scene:
 def has_built(seen: Scene, revision: str, differs: int = 0) -> Scene:
     """It is resolved, and its engine is in the bucket with figures of today's data set."""
     seen = knows(seen, revision)
-    entry = Built(revision, "default", found(revision, differs), gate_key(Turn(seen, seen.memory)))
-    return replace(seen, memory=replace(seen.memory, built=(entry, *seen.memory.built)))
+    assert seen.spec is not None
+    key = gate_key(Turn(seen, seen.memory))
+    entries = [Built(revision, t.name, found(revision, differs, t.name), key) for t in seen.spec.targets]
+    return replace(seen, memory=replace(seen.memory, built=(*entries, *seen.memory.built)))
 
 
 def asks_for(seen: Scene, revision: str) -> Scene:
@@ -206,6 +215,8 @@ def obey(seen: Scene, decision: Decision, seconds: float = 2.0, loading: Iterabl
                 seen = _apply_pointer(seen, action)
             case ApplyWorkload():
                 seen = _apply_workload(seen, action)
+            case DeleteWorkload():
+                seen = _delete_workload(seen, action)
             case Signal() if any(w.uid == action.uid for w in seen.workers):
                 seen = with_worker(seen, action.uid, report=_told(seen, action, set(loading)))
     return seen
@@ -216,8 +227,9 @@ def made_up(seen: Scene) -> Scene:
     seen = replace(seen, workers=tuple(w for w in seen.workers if not w.terminating))
     for workload in seen.workloads:
         for pointer in seen.pointers:
-            missing = workload.replicas - len(seen.workers) if pointer.name == workload.name and pointer.stable else 0
-            fresh = [booted(f"x{int(seen.now)}-{i}", pointer) for i in range(missing)]
+            there = sum(w.target == workload.target for w in seen.workers)
+            missing = workload.replicas - there if pointer.name == workload.name and pointer.stable else 0
+            fresh = [booted(f"x{int(seen.now)}-{i}", pointer, workload.target) for i in range(missing)]
             seen = replace(seen, workers=(*seen.workers, *fresh))
     return seen
 
@@ -242,31 +254,44 @@ def _apply_workload(seen: Scene, action: ApplyWorkload) -> Scene:
     workload = ObservedWorkload(
         action.name, action.target.name, action.platform.hash, action.replicas, fingerprint, action.platform.image
     )
-    workers = list(seen.workers)[: action.replicas]
+    target = action.target.name
+    workers = [w for w in seen.workers if w.target == target][: action.replicas]
     pointer = next((p for p in seen.pointers if p.name == action.name), None)
+    prefix = "w" if target == "default" else f"{target}-"
     while pointer is not None and len(workers) < action.replicas:
-        workers.append(booted(f"w{len(workers)}", pointer))
+        workers.append(booted(f"{prefix}{len(workers)}", pointer, target))
     return replace(
         seen,
-        workloads=(workload,),
-        workers=tuple(workers),
+        workloads=(*(w for w in seen.workloads if w.target != target), workload),
+        workers=(*(w for w in seen.workers if w.target != target), *workers),
         service_fingerprint=manifests.service_fingerprint(seen.model, seen.spec),
     )
 
 
-def booted(uid: str, pointer: ObservedPointer) -> ObservedWorker:
+def _delete_workload(seen: Scene, action: DeleteWorkload) -> Scene:
+    gone = {w.target for w in seen.workloads if w.name == action.name}
+    return replace(
+        seen,
+        workloads=tuple(w for w in seen.workloads if w.name != action.name),
+        pointers=tuple(p for p in seen.pointers if p.name != action.name),
+        workers=tuple(w for w in seen.workers if w.target not in gone),
+    )
+
+
+def booted(uid: str, pointer: ObservedPointer, target: str = "default") -> ObservedWorker:
     """A worker that booted from the pointer and serves, and that the operator has not spoken to."""
     assert pointer.stable is not None
-    engines = [EngineReport(pointer.stable.revision, digest(pointer.stable.revision), Role.STABLE, EngineState.READY)]
+    stable = digest(pointer.stable.revision, target)
+    engines = [EngineReport(pointer.stable.revision, stable, Role.STABLE, EngineState.READY)]
     if pointer.standby is not None:
         standby = pointer.standby.revision
-        engines.append(EngineReport(standby, digest(standby), Role.STANDBY, EngineState.READY))
-    routes = Routes(digest(pointer.stable.revision))
+        engines.append(EngineReport(standby, digest(standby, target), Role.STANDBY, EngineState.READY))
+    routes = Routes(stable)
     report = Report(
         version=1,
         pod=f"pod-{uid}",
         pod_uid=uid,
-        load_key=LOAD_KEY,
+        load_key=load_key(target),
         driver="",
         state=WorkerState.SERVING,
         message="",
@@ -275,7 +300,7 @@ def booted(uid: str, pointer: ObservedPointer) -> ObservedWorker:
         key_ids=("k1",),
         models={MODEL.name: ModelReport(tuple(engines), routes, {"": {}})},
     )
-    return ObservedWorker(f"pod-{uid}", uid, "10.0.0.1", "default", True, False, report)
+    return ObservedWorker(f"pod-{uid}", uid, "10.0.0.1", target, True, False, report, node=f"node-{uid}")
 
 
 def _told(seen: Scene, signal: Signal, loading: set[str]) -> Report:
@@ -386,8 +411,8 @@ def resolve_result(revision: str, *artifacts: FoundArtifact) -> JobResult:
     )
 
 
-def build_result(revision: str, differs: int = 0) -> JobResult:
-    build = BuildResult(revision, found(revision, differs), False, 1, 12.0, 3.0, "2026-11-29T20:00:00Z")
+def build_result(revision: str, differs: int = 0, target: str = "default") -> JobResult:
+    build = BuildResult(revision, found(revision, differs, target), False, 1, 12.0, 3.0, "2026-11-29T20:00:00Z")
     return JobResult(Reason.DONE, "", build=build)
 
 

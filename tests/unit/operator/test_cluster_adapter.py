@@ -12,6 +12,7 @@ from trtmodel_operator.adapters.cluster import KubernetesCluster
 from trtmodel_operator.ports import ClusterError, Conflict, Json
 
 KEY = ("ml", "magika")
+LABELS = {"trtmodel.io/model": "magika", "model.trtmodel.io/magika": ""}
 calls: list[tuple[str, str, str]] = []
 
 
@@ -43,7 +44,7 @@ def model(name: str = "magika", uid: str = "uid-1", **more: Any) -> Json:
 
 def job(name: str = "magika-resolve-1", uid: str = "uid-1") -> Json:
     owner = {"apiVersion": "trtmodel.io/v1alpha1", "kind": "TRTModel", "name": "magika", "uid": uid, "controller": True}
-    metadata = {"namespace": "ml", "name": name, "labels": {"trtmodel.io/model": "magika"}, "ownerReferences": [owner]}
+    metadata = {"namespace": "ml", "name": name, "labels": dict(LABELS), "ownerReferences": [owner]}
     return {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": {"parallelism": 1}}
 
 
@@ -106,13 +107,15 @@ def test_only_the_given_namespaces_are_listed(api_server: FakeApiServer) -> None
 def test_children_are_listed_by_label_in_their_own_namespace_with_their_kinds(api_server: FakeApiServer) -> None:
     api_server.put(job())
     other = job("other-1")
-    other["metadata"]["labels"] = {"trtmodel.io/model": "other"}
+    other["metadata"]["labels"] = {"trtmodel.io/model": "other", "model.trtmodel.io/other": ""}
     api_server.put(other)
     found = on(api_server, lambda c: c.children(KEY))
     assert set(found) == {"Job", "Pod", "Deployment", "ConfigMap", "Service"}
     assert [(j["kind"], j["metadata"]["name"]) for j in found["Job"]] == [("Job", "magika-resolve-1")]
     lists = [s for s in api_server.seen if s.method == "GET"]
-    assert {s.query["labelSelector"] for s in lists} == {"trtmodel.io/model=magika"}
+    asked = {s.path.rpartition("/")[2]: s.query["labelSelector"] for s in lists}
+    assert asked.pop("jobs") == "model.trtmodel.io/magika"
+    assert set(asked.values()) == {"trtmodel.io/model=magika"}
     assert all("/namespaces/ml/" in s.path for s in lists)
 
 
@@ -181,7 +184,9 @@ def test_a_job_is_deleted_with_its_pods_and_a_missing_one_is_success(api_server:
 
     on(api_server, scene)
     assert api_server.all("jobs") == []
-    assert [s.body for s in api_server.writes()] == [{"propagationPolicy": "Background"}] * 2
+    (removal,) = api_server.writes()
+    assert removal.body["propagationPolicy"] == "Background"
+    assert removal.body["preconditions"].keys() == {"resourceVersion"}
 
 
 def test_children_are_applied_and_what_is_no_longer_in_the_manifest_goes(api_server: FakeApiServer) -> None:

@@ -17,6 +17,9 @@ def test_the_least_environment_gives_the_documented_defaults() -> None:
         metrics_port=9090,
         host="",
         log_level="INFO",
+        max_builds=0,
+        job_priority_class="",
+        key_max_age_days=0,
         pod_name="trtmodel-operator",
     )
 
@@ -33,6 +36,9 @@ def test_every_setting_is_read() -> None:
             "TRTMODEL_METRICS_PORT": "65535",
             "TRTMODEL_HOST": "::1",
             "TRTMODEL_LOG_LEVEL": "debug",
+            "TRTMODEL_MAX_BUILDS": "4",
+            "TRTMODEL_JOB_PRIORITY_CLASS": "builds",
+            "TRTMODEL_KEY_MAX_AGE_DAYS": "90",
             "POD_NAME": "operator-1",
         }
     )
@@ -46,6 +52,9 @@ def test_every_setting_is_read() -> None:
         65535,
         "::1",
         "DEBUG",
+        4,
+        "builds",
+        90,
         "operator-1",
     )
 

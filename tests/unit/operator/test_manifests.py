@@ -388,7 +388,8 @@ def test_what_is_written_is_what_is_read() -> None:
     assert config["metadata"]["name"] == "magika-default-1234abcd"
     assert loads(BootPointer, config["data"]["pointer.json"]) == pointer
     assert json.loads(config["data"]["pointer.sig.json"]) == {"keyId": "k1", "value": "abc"}
-    found = manifests.read_pointer("magika-default-1234abcd", "default", config["data"]["pointer.json"])
+    data = config["data"]
+    found = manifests.read_pointer("magika-default-1234abcd", "default", data["pointer.json"], data["pointer.sig.json"])
     assert (found.sequence, found.key_ids) == (7, ("k1",))
     assert (found.stable, found.standby) == (deployed(A), deployed(B))
     assert found.content == manifests.wanted_content(MODEL, POINTER)
@@ -413,7 +414,15 @@ def test_the_content_is_of_everything_but_sequence_and_signatures() -> None:
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", "null", '{"schema": "trtmodel.io/pointer/v9"}', "\x00"])
 def test_a_damaged_pointer_is_one_without_content(text: str) -> None:
-    assert manifests.read_pointer("p", "default", text) == ObservedPointer("p", 0, "")
+    assert manifests.read_pointer("p", "default", text, "{}") == ObservedPointer("p", 0, "")
+
+
+@pytest.mark.parametrize("signature", ["", "{}", "[]", "no json", '{"keyId":"old","value":"x"}'])
+def test_a_pointer_whose_own_signature_is_lost_or_by_another_key_is_not_by_the_key_that_signs(signature: str) -> None:
+    text = manifests.boot_pointer(MODEL, POINTER, signed).text().decode()
+    found = manifests.read_pointer("p", "default", text, signature)
+    assert found.stable == deployed(A)
+    assert set(found.key_ids) != {"k1"}
 
 
 def test_the_public_keys_lie_beside_it() -> None:

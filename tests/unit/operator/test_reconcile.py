@@ -8,12 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from trtmodel_contract.codec import encode
 from trtmodel_contract.control import DesiredRequest, Report, Role
 from trtmodel_contract.identity import ModelRef
 from trtmodel_contract.jobs import DataSet, ResolveTask
-from trtmodel_operator.adapters.signing import Ed25519Signer
+from trtmodel_operator.adapters.signing import Ed25519Signer, Keys
 from trtmodel_operator.model import (
     Action,
     ApplyPointer,
@@ -111,6 +110,9 @@ class World:
     async def delete_job(self, key: Key, name: str) -> None:
         self._did(f"delete {name}")
 
+    async def delete_workload(self, key: Key, name: str) -> None:
+        self._did(f"delete workload {name}")
+
     async def post_event(self, regarding: Json, reason: str, message: str, *, warning: bool) -> None:
         self.log.append("event")
         self.events.append((reason, message, warning))
@@ -171,7 +173,7 @@ def passes(world: World, *decisions: Decision | Callable[[Observed], Decision]) 
     wanted = None
     for each in decisions:
         decide = each if callable(each) else (lambda _, each=each: each)
-        signer = Ed25519Signer(Ed25519PrivateKey.generate())
+        signer = Ed25519Signer(Keys.made())
         reconciler = Reconciler(world, world, signer, world, world, "worker:1", decide=decide)
         wanted = asyncio.run(reconciler.reconcile(KEY))
     return wanted

@@ -8,15 +8,14 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from fakes.worker import FakeWorker
 from trtmodel_contract.control import DesiredRequest, DesiredState, Fence, WorkerState
-from trtmodel_operator.adapters.signing import Ed25519Signer
+from trtmodel_operator.adapters.signing import Ed25519Signer, Keys
 from trtmodel_operator.adapters.workers import HttpWorkers
 from trtmodel_operator.ports import Key, WorkerError
 
 KEY: Key = ("ml", "magika")
-SIGNER = Ed25519Signer(Ed25519PrivateKey.generate())
+SIGNER = Ed25519Signer(Keys.made())
 
 
 class Clock:

@@ -27,6 +27,7 @@ from trtmodel_contract.jobs import (
     ResolveTask,
 )
 
+from trtmodel_worker.builder import progress
 from trtmodel_worker.builder.sources import Place
 from trtmodel_worker.engines.building import Rejected
 from trtmodel_worker.storage import ArtifactStore, StorageError
@@ -56,7 +57,9 @@ def main(kind: str) -> int:
     # would hold its GPU until the pod's grace is over.
     signal.signal(signal.SIGTERM, _stop)
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format=f"%(asctime)s %(levelname)s {kind} %(message)s")
-    result, code = _run(kind)
+    progress.board.enter("fetch" if kind == "build" else kind)
+    with progress.served():
+        result, code = _run(kind)
     log.info("%s: %s (exit %d)", result.reason.value, result.message, code)
     path = Path(os.environ.get(TERMINATION_LOG_ENV, DEFAULT_TERMINATION_LOG))
     path.write_bytes(result.to_termination_message())
@@ -106,7 +109,7 @@ def _build() -> JobResult:
     place = _place(task)
     place.cache.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=place.cache, prefix="work-") as work:
-        ended = build(task, place, Path(work), log.info)
+        ended = build(task, place, Path(work), progress.board.say)
     return JobResult(ended.reason, ended.message, build=ended.result)
 
 

@@ -1,0 +1,128 @@
+"""Builds take turns: of the Jobs that were made suspended, as many begin as the operator lets run at a time.
+
+Whose turn it is stands in the cluster alone (`spec.suspend`), so that another leader goes on where this one ended. A
+Job that waits for a node holds its place: it was let run. With no limit every suspended build begins, also those that
+were made under a former limit.
+
+The same look finds orphans: Jobs whose owners were taken away from them by hand, which no garbage collector removes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
+
+from trtmodel_operator.manifests import KIND, LABEL_KIND
+from trtmodel_operator.model import JobKind
+from trtmodel_operator.ports import ClusterError, Conflict, Json
+
+EVERY = 30.0  # seconds between two looks that nothing called for
+LEAST = 1.0  # seconds between two looks
+ORPHAN_AGE = 600.0  # seconds: a Job is given its owners when it is made, so a young one has them
+
+log = logging.getLogger(__name__)
+
+
+class JobStore(Protocol):
+    async def list_jobs(self) -> list[Json]: ...
+
+    async def resume_job(self, job: Json) -> None:
+        """Raises Conflict if it changed since it was read."""
+        ...
+
+    async def remove_job(self, job: Json) -> None:
+        """Raises Conflict if it changed since it was read."""
+        ...
+
+
+def turns(jobs: Sequence[Json], most: int) -> list[Json]:
+    """The suspended builds that may begin now; `most` run at a time, 0 for no limit. A place goes to the namespace that
+    has the fewest, there to the oldest: a team that asks for fifty builds holds up nobody who asks for one."""
+    builds = [j for j in jobs if _label(j, LABEL_KIND) == JobKind.BUILD.value and not _ended(j)]
+    waiting = sorted((j for j in builds if _suspended(j)), key=lambda j: (j["metadata"]["creationTimestamp"], _key(j)))
+    running = Counter(j["metadata"]["namespace"] for j in builds if not _suspended(j))
+    free = len(waiting) if most == 0 else max(0, most - running.total())
+    chosen: list[Json] = []
+    while waiting and len(chosen) < free:
+        first = min(waiting, key=lambda j: running[j["metadata"]["namespace"]])  # of equal ones the oldest
+        waiting.remove(first)
+        running[first["metadata"]["namespace"]] += 1
+        chosen.append(first)
+    return chosen
+
+
+def orphans(jobs: Sequence[Json], now: float) -> list[Json]:
+    """Jobs that run for nobody."""
+    found = []
+    for job in jobs:
+        owners = job["metadata"].get("ownerReferences") or ()
+        made = datetime.datetime.fromisoformat(job["metadata"]["creationTimestamp"]).timestamp()
+        if not any(o.get("kind") == KIND for o in owners) and not _ended(job) and now - made > ORPHAN_AGE:
+            found.append(job)
+    return found
+
+
+class BuildQueue:
+    """Looks every half minute, and at once when it is told that something about a build changed."""
+
+    def __init__(self, store: JobStore, most: int, now: Callable[[], float]) -> None:
+        self._store, self._most, self._now = store, most, now
+        self._called = asyncio.Event()
+
+    def call(self) -> None:
+        """Something about a Job changed. Without a limit that calls for nothing."""
+        if self._most:
+            self._called.set()
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        while True:
+            self._called.clear()
+            try:
+                await self.look()
+            except ClusterError as e:
+                log.warning("builds that wait for their turn: %s", e)
+            await asyncio.sleep(LEAST)
+            try:
+                async with asyncio.timeout(EVERY):
+                    await self._called.wait()
+            except TimeoutError:
+                pass
+
+    async def look(self) -> None:
+        """Raises ClusterError."""
+        jobs = await self._store.list_jobs()
+        for job in orphans(jobs, self._now()):
+            log.warning("Job %s runs for no TRTModel any more: it is removed", "/".join(_key(job)))
+            await self._unless_changed(self._store.remove_job(job))
+        for job in turns(jobs, self._most):
+            log.info("it is the turn of build %s", "/".join(_key(job)))
+            await self._unless_changed(self._store.resume_job(job))
+
+    async def _unless_changed(self, effect: Awaitable[None]) -> None:
+        try:
+            await effect
+        except Conflict:
+            self._called.set()  # somebody else was faster: look again
+
+
+def _key(job: Json) -> tuple[str, str]:
+    return job["metadata"]["namespace"], job["metadata"]["name"]
+
+
+def _label(job: Json, name: str) -> str:
+    return str((job["metadata"].get("labels") or {}).get(name, ""))
+
+
+def _suspended(job: Json) -> bool:
+    return bool((job.get("spec") or {}).get("suspend"))
+
+
+def _ended(job: Json) -> bool:
+    conditions = (job.get("status") or {}).get("conditions") or ()
+    over = any(c.get("type") in ("Complete", "Failed") and c.get("status") == "True" for c in conditions)
+    return over or "deletionTimestamp" in job["metadata"]

@@ -1,0 +1,236 @@
+"""One build for several TRTModels of a namespace, over real HTTP: it belongs to all of them and outlives each."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from decide_scene import MODEL, RAW, B, decide, edited, knows, new, of
+from fakes.api_server import FakeApiServer, Seen, refusal
+from kubernetes.aio.client import Configuration
+from trtmodel_contract.identity import ModelRef
+from trtmodel_operator import manifests
+from trtmodel_operator.adapters.api import Api
+from trtmodel_operator.adapters.cluster import KubernetesCluster, owner_uids
+from trtmodel_operator.adapters.observe import observe
+from trtmodel_operator.main import waiting_for
+from trtmodel_operator.model import CreateJob, JobState, Observed
+from trtmodel_operator.ports import ClusterError, Conflict, Json
+
+ONE, TWO = (ModelRef("ml", name, f"uid of {name}") for name in ("one", "two"))
+
+
+def on(server: FakeApiServer, scene: Callable[[KubernetesCluster], Awaitable[Any]]) -> Any:
+    async def go() -> Any:
+        api = Api(Configuration(host=server.url), timeout=10.0)
+        try:
+            return await scene(KubernetesCluster(api, instance="operator-1"))
+        finally:
+            await api.close()
+
+    return asyncio.run(go())
+
+
+def build_job(model: ModelRef, **changes: Any) -> Json:
+    """What the decision for this model comes to."""
+    seen = knows(replace(edited(new(), **changes), model=model), B)
+    (create,) = of(decide(seen), CreateJob)
+    assert seen.spec is not None
+    return manifests.job(model, seen.spec, create)
+
+
+def asked_by(server: FakeApiServer, *models: ModelRef) -> Json:
+    """The Job after these asked for it, one after the other."""
+
+    async def scene(cluster: KubernetesCluster) -> None:
+        for model in models:
+            await cluster.create_job(build_job(model))
+
+    on(server, scene)
+    (job,) = server.all("jobs")
+    return job
+
+
+def observed(server: FakeApiServer, model: ModelRef) -> Observed:
+    class Silent:
+        async def report(self, ip: str, uid: str) -> Any:
+            raise AssertionError("there are no workers")
+
+    class NoKeys:
+        def public_keys(self) -> dict[str, str]:
+            return {}
+
+    async def scene(cluster: KubernetesCluster) -> Observed:
+        raw = {"metadata": {"namespace": "ml", "name": model.name, "uid": model.uid}, "spec": RAW}
+        children = await cluster.children(("ml", model.name))
+        return await observe(raw, children, workers=Silent(), signer=NoKeys(), default_image="w", now=1.0)  # type: ignore[arg-type]
+
+    found: Observed = on(server, scene)
+    return found
+
+
+def with_pod(server: FakeApiServer, job: Json, message: str) -> None:
+    labels = {**job["spec"]["template"]["metadata"]["labels"], "batch.kubernetes.io/job-name": job["metadata"]["name"]}
+    server.put(
+        {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {
+                "namespace": "ml",
+                "name": f"{job['metadata']['name']}-x",
+                "labels": labels,
+                "ownerReferences": [{"uid": job["metadata"]["uid"], "kind": "Job", "name": "j", "controller": True}],
+            },
+            "status": {
+                "phase": "Failed",
+                "containerStatuses": [{"state": {"terminated": {"exitCode": 42, "message": message}}}],
+            },
+        }
+    )
+
+
+def test_two_models_that_ask_for_one_engine_wait_for_one_job(api_server: FakeApiServer) -> None:
+    job = asked_by(api_server, ONE, TWO, TWO, ONE)
+    assert owner_uids(job) == (ONE.uid, TWO.uid)
+    assert [o.get("controller", False) for o in job["metadata"]["ownerReferences"]] == [True, False]
+    assert [j.state for j in observed(api_server, ONE).jobs] == [JobState.RUNNING]
+    assert [j.name for j in observed(api_server, TWO).jobs] == [job["metadata"]["name"]]
+
+
+def test_two_that_ask_at_the_same_moment_end_with_one_job_of_both(api_server: FakeApiServer) -> None:
+    async def until_done(cluster: KubernetesCluster, model: ModelRef) -> None:
+        while True:
+            try:
+                return await cluster.create_job(build_job(model))
+            except Conflict:
+                continue
+
+    models = [ModelRef("ml", f"m{n}", f"uid-{n}") for n in range(6)]
+
+    async def scene(cluster: KubernetesCluster) -> None:
+        await asyncio.gather(*(until_done(cluster, m) for m in models))
+
+    on(api_server, scene)
+    (job,) = api_server.all("jobs")
+    assert set(owner_uids(job)) == {m.uid for m in models}
+
+
+def test_the_answer_reaches_who_did_not_make_the_job(api_server: FakeApiServer) -> None:
+    job = asked_by(api_server, ONE, TWO)
+    with_pod(api_server, job, '{"schema":"trtmodel.io/result/v1","reason":"ModelInvalid","message":"node 7"}')
+    for model in (ONE, TWO):
+        (seen,) = observed(api_server, model).jobs
+        assert (seen.state, seen.result and seen.result.message) == (JobState.FAILED, "node 7")
+
+
+def test_who_needs_it_no_more_leaves_it_to_the_others_and_the_last_removes_it(api_server: FakeApiServer) -> None:
+    name = asked_by(api_server, ONE, TWO)["metadata"]["name"]
+    on(api_server, lambda c: c.delete_job(("ml", "one"), name))
+    (job,) = api_server.all("jobs")
+    assert owner_uids(job) == (TWO.uid,)  # the garbage collector keeps it when `one` is deleted
+    assert observed(api_server, ONE).jobs == ()
+    assert [j.name for j in observed(api_server, TWO).jobs] == [name]
+    on(api_server, lambda c: c.delete_job(("ml", "two"), name))
+    assert api_server.all("jobs") == []
+
+
+def test_a_job_that_was_joined_while_it_was_being_removed_stays(api_server: FakeApiServer) -> None:
+    name = asked_by(api_server, ONE)["metadata"]["name"]
+    joined = []
+
+    def fault(seen: Seen) -> None:
+        if seen.method == "DELETE" and not joined:
+            joined.append(True)
+            held = api_server.get("jobs", "ml", name)
+            assert held is not None
+            held["metadata"]["ownerReferences"].append({"kind": "TRTModel", "name": "two", "uid": TWO.uid})
+            key = next(k for k in api_server._objects if k[1] == "jobs")
+            held["metadata"]["resourceVersion"] = "later"
+            api_server._objects[key] = held
+
+    api_server.fault = fault
+    with pytest.raises(Conflict):
+        on(api_server, lambda c: c.delete_job(("ml", "one"), name))
+    api_server.fault = None
+    on(api_server, lambda c: c.delete_job(("ml", "one"), name))
+    assert [owner_uids(j) for j in api_server.all("jobs")] == [(TWO.uid,)]
+
+
+@pytest.mark.parametrize(
+    ("reason", "left"), [("BackoffLimitExceeded", 0), ("DeadlineExceeded", 0), ("PodFailurePolicy", 1)]
+)
+def test_what_failed_by_chance_for_another_one_is_made_anew_and_a_rejection_is_shared(
+    api_server: FakeApiServer, reason: str, left: int
+) -> None:
+    job = asked_by(api_server, ONE)
+    job["status"] = {"conditions": [{"type": "Failed", "status": "True", "reason": reason}]}
+    api_server.put(job)
+
+    async def scene(cluster: KubernetesCluster) -> None:
+        await cluster.create_job(build_job(TWO))
+
+    if left:
+        on(api_server, scene)
+        assert owner_uids(api_server.all("jobs")[0]) == (ONE.uid, TWO.uid)
+        return
+    with pytest.raises(Conflict):
+        on(api_server, scene)
+    on(api_server, scene)
+    assert owner_uids(api_server.all("jobs")[0]) == (TWO.uid,)
+
+
+def test_a_job_that_is_going_is_not_joined(api_server: FakeApiServer) -> None:
+    job = asked_by(api_server, ONE)
+    job["metadata"]["deletionTimestamp"] = "2026-11-30T00:00:00Z"
+    api_server.put(job)
+    with pytest.raises(ClusterError, match="garbage collector"):
+        on(api_server, lambda c: c.create_job(build_job(TWO)))
+
+
+def test_a_failure_to_join_is_told(api_server: FakeApiServer) -> None:
+    asked_by(api_server, ONE)
+    api_server.fault = lambda seen: refusal(403, "no patch") if seen.method == "PATCH" else None
+    with pytest.raises(ClusterError, match="no patch"):
+        on(api_server, lambda c: c.create_job(build_job(TWO)))
+
+
+def test_an_event_of_the_job_wakes_everybody_who_waits_for_it(api_server: FakeApiServer) -> None:
+    assert waiting_for(asked_by(api_server, ONE, TWO)["metadata"]["labels"]) == {"one", "two"}
+    assert waiting_for({"trtmodel.io/model": "one"}) == {"one"}
+    assert waiting_for({}) == set()
+
+
+def test_a_suspended_job_begins_and_one_of_nobody_goes(api_server: FakeApiServer) -> None:
+    job = build_job(ONE)
+    job["spec"]["suspend"] = True
+    api_server.put(job)
+
+    async def scene(cluster: KubernetesCluster) -> None:
+        (held,) = await cluster.list_jobs()
+        await cluster.resume_job(held)
+        with pytest.raises(Conflict):
+            await cluster.resume_job(held)  # it changed since
+        (held,) = await cluster.list_jobs()
+        assert held["spec"]["suspend"] is False
+        assert held["spec"]["backoffLimit"] == 2
+        await cluster.remove_job(held)
+
+    on(api_server, scene)
+    assert api_server.all("jobs") == []
+
+
+def test_the_workload_of_a_target_goes_with_its_pointer(api_server: FakeApiServer) -> None:
+    for kind, version in (("Deployment", "apps/v1"), ("ConfigMap", "v1")):
+        for name in ("magika-l4-1", "magika-a10-1"):
+            api_server.put({"apiVersion": version, "kind": kind, "metadata": {"namespace": "ml", "name": name}})
+
+    async def scene(cluster: KubernetesCluster) -> None:
+        await cluster.delete_workload(("ml", MODEL.name), "magika-l4-1")
+        await cluster.delete_workload(("ml", MODEL.name), "magika-l4-1")
+
+    on(api_server, scene)
+    for plural in ("deployments", "configmaps"):
+        assert [o["metadata"]["name"] for o in api_server.all(plural)] == ["magika-a10-1"]
