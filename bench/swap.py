@@ -77,7 +77,6 @@ def measure(folder: Path, swaps: int, share: float) -> None:
             load.terminate()
             load.wait()
     finally:
-        print(server.tail(), file=sys.stderr)
         server.stop()
 
 
