@@ -22,6 +22,7 @@ from trtmodel_contract.control import (
 from trtmodel_contract.identity import LoadKey, ModelRef, Storage
 from trtmodel_contract.manifest import Manifest
 
+from trtmodel_worker.devicememory import device_memory
 from trtmodel_worker.front import ladder
 from trtmodel_worker.front import pointer as pointers
 from trtmodel_worker.front.artifacts import Artifacts, Refused, authorize
@@ -266,7 +267,8 @@ class Worker:
         return standing is not None and standing.alive and not standing.scheduler.has_room
 
     async def _free_memory(self) -> Free:
-        return Free(host_bytes=await asyncio.to_thread(self._memory.free_bytes))
+        device = await asyncio.to_thread(device_memory)
+        return Free(await asyncio.to_thread(self._memory.free_bytes), device.free if device is not None else None)
 
     def _fetch(self, storage: Storage, artifact: SignedArtifact, load_key: LoadKey) -> tuple[Artifacts, Manifest]:
         """Everything of an engine into the cache. Blocks, as long as the storage likes."""
