@@ -7,6 +7,7 @@ import shlex
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,3 +31,14 @@ def cluster_environment(cluster_tools: Mapping[str, str]) -> Mapping[str, str]:
     if not Path(cluster_tools.get("KUBECONFIG", "")).is_file():
         pytest.fail("the local cluster is not up: run make cluster-up")
     return cluster_tools
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """What tests counted with `record_property("<plural>", number)`: how much a matrix covers is part of its result."""
+    counts: dict[str, int] = {}
+    for report in terminalreporter.stats.get("passed", ()):
+        for name, value in report.user_properties:
+            if isinstance(value, int):
+                counts[name] = counts.get(name, 0) + value
+    for name, count in sorted(counts.items()):
+        terminalreporter.write_line(f"{count:,} {name}: all ended well")

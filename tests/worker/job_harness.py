@@ -43,10 +43,20 @@ class Jobs:
         return self.folder / "bucket/engines/trtmodel/ml"
 
     def resolve(self, **environment: str) -> tuple[int, JobResult]:
-        task = ResolveTask(
-            MODEL, self.source, self.pin, self.storage, self.engine, self.calibration, self.dataset, self.task
+        return self.run("resolve", self.resolve_task(), **environment)
+
+    def resolve_task(self, **changes: Any) -> ResolveTask:
+        return ResolveTask(
+            MODEL,
+            self.source,
+            self.pin,
+            self.storage,
+            self.engine,
+            self.calibration,
+            self.dataset,
+            self.task,
+            **changes,
         )
-        return self.run("resolve", task, **environment)
 
     def build_task(self, resolved: ResolveResult) -> BuildTask:
         calibration = self.calibration

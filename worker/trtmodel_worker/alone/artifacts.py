@@ -115,7 +115,7 @@ def _copy(options: argparse.Namespace, home: Home) -> int:
     with tempfile.TemporaryDirectory(dir=home.root, prefix="work-") as work:
         done = copying.copy(source, destination, options.digest, Path(work), say)
     what = f"revision {done.manifest.revision} for {done.manifest.load_key} is number {done.number} there"
-    print(f"{what}: {done.sent} files of {done.sent_bytes:,} bytes sent, figures of {done.figures} gates")
+    print(f"{what}: {done.sent} files of {done.sent_bytes:,} bytes sent, figures: {done.figures}")
     return JobExit.DONE
 
 
@@ -149,7 +149,7 @@ def _collect(options: argparse.Namespace, _home: Home) -> int:
     )
     if done.waiting:
         minutes = collect.SETTLE_SECONDS / 60
-        print(f"{done.waiting} engines that nothing pins go in a run that is {minutes:.0f} minutes later")
+        print(f"out of use: engines {done.waiting}; they go in a run that is {minutes:.0f} minutes later")
     return JobExit.DONE
 
 

@@ -291,7 +291,7 @@ class _Run:
     def _throw_away(self, entry: Entry) -> None:
         """Unless a Job has written the same bytes again since they were listed."""
         found = self._objects.stat(entry.key)
-        if found is None or found.modified != entry.modified:
+        if found is None or int(found.modified) != int(entry.modified):  # stores round it to seconds here and there
             return
         if self._rules.delete:
             try:

@@ -1,0 +1,202 @@
+"""The collector: what is pinned or young stays, the rest goes in two steps, and nothing goes without --delete."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from pathlib import Path
+
+import pytest
+from bucket_fill import LONG_AGO, MODEL, age, keys, open_bucket, plan_path, publish, revoked
+from trtmodel_contract import storelayout as layout
+from trtmodel_contract.codec import loads
+from trtmodel_contract.keeping import Cause, Pin, Revocation
+from trtmodel_worker.builder import pins
+from trtmodel_worker.builder.collect import SETTLE_SECONDS, NothingIsPinned, Rules, Summary, collect
+from trtmodel_worker.storage import ArtifactStore, StorageError
+
+RULES = Rules(grace=86400.0, delete=True)
+OTHER = dataclasses.replace(MODEL, name="other", uid="uid-2")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ArtifactStore:
+    return open_bucket(tmp_path)
+
+
+def run(store: ArtifactStore, rules: Rules = RULES) -> Summary:
+    return collect(store, rules, lambda _: None)
+
+
+def settle(folder: Path) -> None:
+    """Each marker is old enough that no Job can have found its engine before."""
+    for path in folder.rglob("revoked"):
+        then = time.time() - SETTLE_SECONDS - 1
+        os.utime(path, (then, then))
+
+
+def test_what_nothing_pins_is_first_out_of_use_and_then_gone_with_all_that_is_its_own(
+    store: ArtifactStore, tmp_path: Path
+) -> None:
+    kept = publish(store, "1111111111", b"one")
+    before = keys(store)
+    publish(store, "2222222222", b"two")
+    age(tmp_path)
+    pins.pin(store, "c", MODEL, [kept])
+    first = run(store)
+    assert (first.kept, first.revoked, first.waiting, first.deleted) == (1, 1, 1, 0)
+    assert list(store.current("2222222222")) == []
+    assert (run(store).waiting, revoked(store, "2222222222")) == (1, [True])
+    settle(tmp_path)
+    second = run(store)
+    assert (second.kept, second.deleted) == (1, 1)
+    assert second.freed_bytes > len(b"two")
+    marker = [key for key in keys(store) if key.endswith("revoked")]
+    assert keys(store) == sorted([*before, *marker, *keys(store, "pins")])
+    age(tmp_path)
+    run(store)
+    assert keys(store) == sorted([*before, *keys(store, "pins")])
+
+
+def test_without_delete_nothing_is_changed_and_the_same_is_told(store: ArtifactStore, tmp_path: Path) -> None:
+    kept = publish(store, "1111111111", b"one")
+    gone = publish(store, "2222222222", b"two")
+    manifest = store.get_manifest(gone)
+    store.revoke("2222222222", manifest.load_key, gone, Revocation(Cause.BY_HAND, "a test"))
+    age(tmp_path)
+    pins.pin(store, "c", MODEL, [kept])
+    before = {path: path.stat().st_mtime for path in tmp_path.rglob("*")}
+    told = run(store, dataclasses.replace(RULES, delete=False))
+    assert {path: path.stat().st_mtime for path in tmp_path.rglob("*")} == before
+    done = run(store)
+    assert (told.kept, told.deleted, told.waiting) == (done.kept, done.deleted, done.waiting) == (1, 1, 0)
+    assert told.freed_bytes <= done.freed_bytes
+
+
+def test_what_is_young_stays_though_nothing_pins_it(store: ArtifactStore) -> None:
+    publish(store)
+    store.put_bytes(b"of a Job that has not published yet")
+    before = keys(store)
+    assert run(store, dataclasses.replace(RULES, without_pins=True)).kept == 1
+    assert keys(store) == before
+
+
+def test_the_pins_of_every_cluster_count(store: ArtifactStore, tmp_path: Path) -> None:
+    digests = [publish(store, revision, revision.encode()) for revision in ("1111111111", "2222222222", "3333333333")]
+    age(tmp_path)
+    pins.pin(store, "one", MODEL, digests[:1])
+    pins.pin(store, "two", OTHER, digests[1:])
+    assert (run(store).kept, run(store).waiting) == (3, 0)
+
+
+def test_a_namespace_without_a_single_pin_is_left_alone(store: ArtifactStore, tmp_path: Path) -> None:
+    publish(store)
+    age(tmp_path)
+    with pytest.raises(NothingIsPinned, match="nothing tells"):
+        run(store)
+    assert revoked(store) == [False]
+    assert run(store, dataclasses.replace(RULES, without_pins=True)).revoked == 1
+
+
+def test_a_pin_that_cannot_be_read_stops_everything(store: ArtifactStore, tmp_path: Path) -> None:
+    publish(store)
+    age(tmp_path)
+    store.objects.put(layout.pin_key(store.root, "c", "uid-1", "odd"), b"{}")
+    with pytest.raises(StorageError, match="nothing is removed"):
+        run(store)
+    assert revoked(store) == [False]
+
+
+def test_an_engine_that_a_job_pins_after_it_was_put_out_of_use_comes_back(store: ArtifactStore, tmp_path: Path) -> None:
+    digest, other = publish(store, "1111111111", b"one"), publish(store, "2222222222", b"two")
+    age(tmp_path)
+    pins.pin(store, "c", MODEL, [other])
+    run(store)
+    pins.pin(store, "c", MODEL, [digest])
+    settle(tmp_path)
+    assert (run(store).kept, revoked(store, "1111111111")) == (2, [False])
+
+
+def test_one_that_a_person_revoked_stays_revoked_while_it_is_pinned(store: ArtifactStore, tmp_path: Path) -> None:
+    digest = publish(store)
+    manifest = store.get_manifest(digest)
+    store.revoke(manifest.revision, manifest.load_key, digest, Revocation(Cause.BY_HAND, "bad"))
+    age(tmp_path)
+    pins.pin(store, "c", MODEL, [digest])
+    assert (run(store).kept, revoked(store)) == (1, [True])
+    assert store.get_manifest(digest) == manifest
+
+
+def test_a_blob_that_a_pinned_engine_shares_stays(store: ArtifactStore, tmp_path: Path) -> None:
+    kept, gone = publish(store, "1111111111", b"same"), publish(store, "2222222222", b"same")
+    age(tmp_path)
+    pins.pin(store, "c", MODEL, [kept])
+    run(store)
+    settle(tmp_path)
+    assert run(store).deleted == 1
+    assert plan_path(tmp_path, store, kept).read_bytes() == b"same"
+    assert gone not in "".join(keys(store))
+
+
+def test_what_dead_jobs_left_goes_when_it_is_old(store: ArtifactStore, tmp_path: Path) -> None:
+    kept = publish(store)
+    before = keys(store)
+    blob = store.put_bytes(b"nobody names it")
+    store.objects.put(f"{layout.blobs_prefix(store.root)}.{'a' * 32}", b"half a file")
+    store.objects.put(layout.timing_prefix(store.root, "TensorRT", "8.6.0", "A10") + "b" * 64, b"a cache")
+    pins.pin(store, "c", MODEL, [kept])
+    run(store)
+    assert any(blob.digest in key for key in keys(store))
+    age(tmp_path)
+    run(store)
+    assert keys(store) == sorted([*before, *keys(store, "pins")])
+
+
+def test_a_number_is_not_given_again_while_its_marker_is_there(store: ArtifactStore, tmp_path: Path) -> None:
+    """Otherwise a new build would begin as a revoked one."""
+    kept = publish(store, "1111111111", b"one")
+    publish(store, "2222222222", b"two")
+    age(tmp_path)
+    pins.pin(store, "c", MODEL, [kept])
+    run(store)
+    settle(tmp_path)
+    run(store)
+    assert (store.builds("2222222222"), publish(store, "2222222222", b"new") != "") == ([], True)
+    assert [(b.number, b.revoked) for b in store.builds("2222222222")] == [(2, False)]
+
+
+def test_of_a_deleted_model_goes_what_only_it_pinned_whatever_its_age(store: ArtifactStore, tmp_path: Path) -> None:
+    mine, shared, theirs = (publish(store, str(n) * 10, b"%d" % n) for n in (1, 2, 3))
+    pins.pin(store, "c", MODEL, [mine, shared])
+    pins.pin(store, "c", OTHER, [shared, theirs])
+    rules = dataclasses.replace(RULES, only=("c", MODEL.uid))
+    assert run(store, rules).waiting == 1
+    settle(tmp_path)
+    assert (run(store, rules).deleted, run(store, rules).deleted) == (1, 0)
+    left = "".join(keys(store))
+    assert (mine in left, shared in left, theirs in left) == (False, True, True)
+    assert not keys(store, f"pins/c/{MODEL.uid}")
+    assert len(keys(store, "pins")) == 1
+    assert store.get_manifest(shared).plan.size == 1
+
+
+def test_a_job_that_is_told_what_lives_drops_its_old_pins_and_no_others(store: ArtifactStore, tmp_path: Path) -> None:
+    old = pins.pin(store, "c", MODEL, ["a" * 64])
+    age(tmp_path)
+    young = pins.pin(store, "c", MODEL, ["b" * 64])
+    foreign = pins.pin(store, "c", OTHER, ["c" * 64])
+    os.utime(tmp_path / "engines" / foreign, (LONG_AGO, LONG_AGO))
+    pins.renew(store, "c", MODEL, None, ["d" * 64])
+    assert old in store.objects.list(f"{store.root}/pins/")
+    pins.renew(store, "c", MODEL, ["e" * 64], ["f" * 64])
+    left = set(store.objects.list(f"{store.root}/pins/"))
+    assert old not in left
+    assert {young, foreign} < left
+    pinned = {digest for key in left for digest in loads(Pin, store.read(key)).digests}
+    assert pinned == {"b" * 64, "c" * 64, "d" * 64, "e" * 64, "f" * 64}
+
+
+def test_a_job_of_no_cluster_pins_nothing(store: ArtifactStore) -> None:
+    pins.renew(store, "", MODEL, ["e" * 64], ["f" * 64])
+    assert keys(store) == []
