@@ -56,7 +56,7 @@ def test_the_memory_is_that_of_the_first_device_that_the_container_may_use(
 
 
 def test_a_library_that_refuses_is_named_with_its_status() -> None:
-    with pytest.raises(OSError, match="nvmlInit_v2 .* gives status 9"):
+    with pytest.raises(OSError, match=r"nvmlInit_v2 .* gives status 9"):
         Nvml({}, Library(9))
 
 
