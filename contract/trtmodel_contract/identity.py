@@ -9,12 +9,13 @@ manifest bytes -------------> digest    (which bytes: two builds of one key are 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from trtmodel_contract.codec import canonical, encode, sha256_hex
+from trtmodel_contract.codec import LATER, canonical, encode, sha256_hex
 
 REVISION_LENGTH = 10
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -69,10 +70,11 @@ class Profile:
 
 @dataclass(frozen=True)
 class KeepPrecision:
-    """Nodes, by name pattern, that keep another precision than the engine's."""
+    """Nodes, by name pattern or by operator type (such as "Softmax"), that keep another precision than the engine's."""
 
     nodes: tuple[str, ...]
     precision: str = "FP32"
+    operators: tuple[str, ...] = field(default=(), metadata=LATER)
 
 
 @dataclass(frozen=True)
@@ -131,7 +133,12 @@ class LoadKey:
 
     def __str__(self) -> str:
         parts = (self.runtime, self.version, self.device, self.capability, self.mig)
-        return "-".join(re.sub(r"[^a-z0-9.]+", "-", part.lower()).strip("-") for part in parts if part)
+        return "-".join(_slug(part) for part in parts if part)
+
+
+@functools.lru_cache(maxsize=1024)
+def _slug(part: str) -> str:
+    return re.sub(r"[^a-z0-9.]+", "-", part.lower()).strip("-")
 
 
 def short_hash(*parts: str, length: int = 10) -> str:
@@ -153,9 +160,12 @@ class ModelRef:
 
 @dataclass(frozen=True)
 class Storage:
-    """Where artifacts live. Credentials are not part of it: they are mounted files or the pod's own identity."""
+    """Where artifacts live. Credentials are not part of it: they are mounted files or the pod's own identity.
+    `ca_bundle`: PEM certificates that are trusted beside those of the image, also for sources behind https://. No part
+    of the revision."""
 
     bucket: str
     prefix: str = "trtmodel"
     endpoint: str = ""
     region: str = ""
+    ca_bundle: str = field(default="", metadata=LATER)

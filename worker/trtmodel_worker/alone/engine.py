@@ -19,11 +19,11 @@ from trtmodel_worker.builder.build import Ended, build
 from trtmodel_worker.builder.dataset import DataSetFile
 from trtmodel_worker.builder.examine import check_wanted
 from trtmodel_worker.builder.findings import Report, error, require
-from trtmodel_worker.builder.sources import Place, identity, revision_of, used_calibration
+from trtmodel_worker.builder.sources import Place, revision_of, used_calibration
 from trtmodel_worker.builder.wanted import Wanted as Asked
 from trtmodel_worker.engines import registry
 from trtmodel_worker.engines.building import Graph, Rejected
-from trtmodel_worker.storage import Fetched
+from trtmodel_worker.storage import Source
 
 Progress = Callable[[str], None]
 
@@ -45,7 +45,7 @@ class Wanted:
 class Checked:
     """A model that can be built. `sha256` is the source's identity; `report` has warnings at most."""
 
-    source: Fetched
+    source: Source
     sha256: str
     graph: Graph
     report: Report
@@ -61,7 +61,7 @@ def check(wanted: Wanted, home: Home, task: Task = Task.RAW) -> Checked:
         runtime, builder = registry.runtime(wanted.runtime), registry.builder(wanted.runtime)
     except ValueError as e:
         raise Rejected(Reason.PRECISION_UNSUPPORTED, str(e)) from e
-    source = home.fetch("model", wanted.model)
+    source = home.source("model", wanted.model)
     report = checks.examined(source.path, f"{wanted.model} ({source.size:,} bytes)", home.root, wanted.runtime)
     found, graph = list(report.findings), report.graph
     if graph is None:
@@ -82,7 +82,7 @@ def check(wanted: Wanted, home: Home, task: Task = Task.RAW) -> Checked:
     asked = Asked(settings, task, calibration.method if calibration else None)
     require([*found, *check_wanted(graph, report.quantized, builder, asked)])
     digest = calibration.data.digest if calibration else ""
-    sha256 = identity(source)
+    sha256 = source.digest
     revision = revision_of(sha256, settings, calibration, digest)
     return Checked(source, sha256, graph, report, settings, calibration, revision, runtime.load_key())
 
@@ -127,7 +127,7 @@ def _build(
     folder.mkdir()
     order = BuildTask(
         model=model_ref("any"),
-        source_uri=f"file://{checked.source.path}",
+        source_uri=checked.source.uri,
         source_sha256=checked.sha256,
         revision=checked.revision,
         storage=home.storage,

@@ -1,7 +1,7 @@
 """The directory where one machine keeps sources and engines, and how a source comes into it.
 
 <home>/store/engines/...    a bucket in a directory, laid out as in S3
-<home>/files/sha256/...     fetched sources and data sets
+<home>/files/...            fetched sources and data sets, of which those unused for longest go (TRTMODEL_CACHE_BYTES)
 <home>/work-*, run-*        of a command that runs; what a killed one left goes when the next one starts alone
 """
 
@@ -18,15 +18,28 @@ from pathlib import Path
 from trtmodel_contract.identity import ModelRef, Storage
 from trtmodel_contract.jobs import Reason
 
-from trtmodel_worker.storage import ArtifactStore, Fetched, NotFound, StorageError, fetch_uri
+from trtmodel_worker.storage import ArtifactStore, Fetched, NotFound, Source, StorageError, fetch_source, fetch_uri
+from trtmodel_worker.storage.cache import shrink
 
 NAMESPACE = "alone"
 BUCKET = "engines"
+CACHE_BYTES_ENV = "TRTMODEL_CACHE_BYTES"
+DEFAULT_CACHE_BYTES = 20 << 30
 
 
 def default_home() -> Path:
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(cache) / "trtmodel" / NAMESPACE
+
+
+def _limit() -> int:
+    """How many bytes of fetched sources and data sets are kept. Raises StorageError."""
+    text = os.environ.get(CACHE_BYTES_ENV, "")
+    try:
+        return int(text) if text else DEFAULT_CACHE_BYTES
+    except ValueError:
+        why = f"{CACHE_BYTES_ENV} is {text[:40]!r}: give a whole number of bytes"
+        raise StorageError(Reason.INTERNAL, why) from None
 
 
 def model_ref(name: str) -> ModelRef:
@@ -52,6 +65,7 @@ class Home:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 for left in (*self.root.glob("work-*"), *self.root.glob("run-*")):
                     shutil.rmtree(left, ignore_errors=True)
+                shrink(self.files, _limit())
             with contextlib.suppress(OSError):
                 fcntl.flock(descriptor, fcntl.LOCK_SH)
             yield
@@ -70,20 +84,37 @@ class Home:
         return ArtifactStore(self.storage, NAMESPACE, None)
 
     def fetch(self, what: str, named: str) -> Fetched:
-        """A local copy of `named`: a path, or an s3://, https:// or file:// URI. Raises StorageError, beginning with
-        `what`."""
+        """A local copy of the file `named`: a path, or an s3://, https:// or file:// URI. Raises StorageError, whose
+        message begins with `what`."""
         uri = named if "://" in named else _file_uri(what, named)
-        environment = os.environ.get
-        # As the aws command has it; the credentials are found by boto3 itself.
-        endpoint = environment("AWS_ENDPOINT_URL_S3") or environment("AWS_ENDPOINT_URL") or ""
-        source = Storage("", endpoint=endpoint, region=environment("AWS_REGION") or "")
-        try:
-            return fetch_uri(uri, source, None, self.files)
-        except StorageError as e:
-            hint = "; without a cluster, credentials come from the environment (AWS_ACCESS_KEY_ID) or ~/.aws"
-            denied = e.reason is Reason.ACCESS_DENIED and uri.startswith("s3://")
-            e.message = f"{what}: {e.message}{hint if denied else ''}"
-            raise
+        with _said(what, uri):
+            return fetch_uri(uri, _as_the_aws_command(), None, self.files)
+
+    def source(self, what: str, named: str) -> Source:
+        """The same of a model and its external data. `named` may be a folder, too: one that holds one model."""
+        folder = "://" not in named and Path(named).expanduser().is_dir()
+        uri = f"file://{Path(named).expanduser().absolute()}/" if folder else named
+        uri = uri if "://" in uri else _file_uri(what, named)
+        with _said(what, uri):
+            return fetch_source(uri, _as_the_aws_command(), None, self.files)
+
+
+def _as_the_aws_command() -> Storage:
+    """Where s3:// URIs are; the credentials are found by boto3 itself."""
+    environment = os.environ.get
+    endpoint = environment("AWS_ENDPOINT_URL_S3") or environment("AWS_ENDPOINT_URL") or ""
+    return Storage("", endpoint=endpoint, region=environment("AWS_REGION") or "")
+
+
+@contextlib.contextmanager
+def _said(what: str, uri: str) -> Iterator[None]:
+    try:
+        yield
+    except StorageError as e:
+        hint = "; without a cluster, credentials come from the environment (AWS_ACCESS_KEY_ID) or ~/.aws"
+        denied = e.reason is Reason.ACCESS_DENIED and uri.startswith("s3://")
+        e.message = f"{what}: {e.message}{hint if denied else ''}"
+        raise
 
 
 def _file_uri(what: str, named: str) -> str:

@@ -24,7 +24,7 @@ from trtmodel_contract.manifest import Blob, Manifest
 
 from trtmodel_worker.builder import check, child, pins, timing
 from trtmodel_worker.builder.publish import publish
-from trtmodel_worker.builder.sources import Place, identity, revision_of, used_calibration
+from trtmodel_worker.builder.sources import Place, revision_of, used_calibration
 from trtmodel_worker.builder.stages import Answer, GoldenAnswer, LocalData, Request
 from trtmodel_worker.engines import registry
 from trtmodel_worker.engines.building import Rejected
@@ -165,8 +165,8 @@ def _gate_only(
 def _request(task: BuildTask, place: Place, work: Path, progress: Progress) -> Request:
     """Everything that stages need, fetched and known to be what was resolved. Raises Rejected (SourceChanged)."""
     progress("fetching source and data sets")
-    source = place.fetch("source", task.source_uri)
-    _require_unchanged("source", task.source_uri, identity(source), task.source_sha256)
+    source = place.source(task.source_uri, task.source_sha256)
+    _require_unchanged("source", task.source_uri, source.digest, task.source_sha256)
     dataset = place.dataset(task.dataset)
     _require_unchanged("verify.dataset", task.dataset.uri, dataset.digest, task.dataset.digest)
     calibration = used_calibration(task.engine, task.calibration)

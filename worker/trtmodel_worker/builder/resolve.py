@@ -14,7 +14,7 @@ from trtmodel_contract.jobs import FoundArtifact, Reason, ResolveResult, Resolve
 
 from trtmodel_worker.builder import check, pins
 from trtmodel_worker.builder.dataset import DataSetFile
-from trtmodel_worker.builder.sources import Place, identity, revision_of, used_calibration
+from trtmodel_worker.builder.sources import Place, revision_of, used_calibration
 from trtmodel_worker.engines.building import Rejected
 from trtmodel_worker.storage import ArtifactStore
 
@@ -23,8 +23,8 @@ log = logging.getLogger("trtmodel.job")
 
 def resolve(task: ResolveTask, place: Place) -> ResolveResult:
     """Raises Rejected, StorageError."""
-    source = place.fetch("source", task.source_uri)
-    sha256 = identity(source)
+    source = place.source(task.source_uri)
+    sha256 = source.digest
     if task.source_pin and task.source_pin != sha256:
         text = f"source {task.source_uri} has sha256 {sha256}, spec.source.sha256 is {task.source_pin}"
         raise Rejected(Reason.DIGEST_MISMATCH, f"{text}: correct the pin, or find out who changed the file")

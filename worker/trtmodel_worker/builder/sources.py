@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from trtmodel_contract.identity import Calibration, Recipe, Storage, revision, source_identity
+from trtmodel_contract.identity import Calibration, Recipe, Storage, revision
 from trtmodel_contract.identity import EngineSettings as Engine
 from trtmodel_contract.jobs import CalibrationRequest, DataSet
 
-from trtmodel_worker.storage import Fetched, StorageError, fetch_uri
+from trtmodel_worker.storage import Fetched, Source, StorageError, fetch_source, fetch_uri
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,15 @@ class Place:
             return fetch_uri(uri, self.storage, self.credentials_dir, self.cache)
         except StorageError as e:
             e.message = f"{what}: {e.message}"
+            raise
+
+    def source(self, uri: str, known: str = "") -> Source:
+        """The model with all its files. One of identity `known` is taken from the cache, if it is there. Raises
+        StorageError."""
+        try:
+            return fetch_source(uri, self.storage, self.credentials_dir, self.cache, known)
+        except StorageError as e:
+            e.message = f"source: {e.message}"
             raise
 
     def dataset(self, data: DataSet) -> Fetched:
@@ -47,7 +56,3 @@ def revision_of(
     if calibration is not None:
         used = Calibration(calibration_digest, calibration.data.samples, calibration.method, calibration.per_channel)
     return revision(Recipe(source_sha256, engine, used))
-
-
-def identity(source: Fetched) -> str:
-    return source_identity([("model.onnx", source.digest)])

@@ -4,5 +4,6 @@ from trtmodel_worker.storage.artifacts import ArtifactStore
 from trtmodel_worker.storage.cache import Fetched, prune
 from trtmodel_worker.storage.errors import NotFound, StorageError
 from trtmodel_worker.storage.fetch import fetch_uri
+from trtmodel_worker.storage.source import Source, fetch_source
 
-__all__ = ["ArtifactStore", "Fetched", "NotFound", "StorageError", "fetch_uri", "prune"]
+__all__ = ["ArtifactStore", "Fetched", "NotFound", "Source", "StorageError", "fetch_source", "fetch_uri", "prune"]

@@ -19,7 +19,7 @@ from trtmodel_contract.manifest import Blob, Manifest
 from trtmodel_worker.storage import cache
 from trtmodel_worker.storage.backends import open_store
 from trtmodel_worker.storage.errors import NotFound, StorageError
-from trtmodel_worker.storage.fetch import fetch
+from trtmodel_worker.storage.fetch import fetch, read_small
 
 DOCUMENT_BYTES = 8 << 20  # a manifest or figures: more is not one of ours
 
@@ -58,8 +58,7 @@ class ArtifactStore:
         """A local file with exactly this content. The digest decides; more than `size` bytes (0: a document's most) are
         not read, lest a changed object fills the disk that the node gives to all."""
         key = storelayout.blob_key(self.root, digest)
-        what = f"{self.objects.where(key)} ({size:,} bytes)"
-        return fetch(lambda: self.objects.open(key), what, Path(cache_dir), digest, size or DOCUMENT_BYTES).path
+        return fetch(self.objects.remote(key), Path(cache_dir), digest, size or DOCUMENT_BYTES).path
 
     def get_manifest(self, manifest_digest: str) -> Manifest:
         """The manifest whose bytes have this digest."""
@@ -161,14 +160,7 @@ class ArtifactStore:
 
     def read(self, key: str) -> bytes:
         """A document. Raises NotFound."""
-        chunks, size = [], 0
-        with self.objects.open(key) as reader:
-            while chunk := reader.read(cache.CHUNK_BYTES):
-                chunks.append(chunk)
-                size += len(chunk)
-                if size > DOCUMENT_BYTES:
-                    raise StorageError(Reason.INTERNAL, f"{self.objects.where(key)}: too large for a document")
-        return b"".join(chunks)
+        return read_small(self.objects.remote(key), DOCUMENT_BYTES)
 
     def _listed(self, revision: str) -> list[Numbered]:
         committed, revoked = set[tuple[str, int]](), set[tuple[str, int]]()

@@ -3,36 +3,31 @@
 from __future__ import annotations
 
 import contextlib
-import email.utils
 import os
 import shutil
-import threading
 import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import BinaryIO, Protocol
 
 from trtmodel_contract.identity import Storage
 from trtmodel_contract.jobs import Reason
 
-from trtmodel_worker.storage.cache import Reader
-from trtmodel_worker.storage.errors import NotFound, StorageError, from_exception, unavailable
-
-CONNECT_TIMEOUT_SECONDS = 3
-READ_TIMEOUT_SECONDS = 20
-MULTIPART_BYTES = 64 << 20
+from trtmodel_worker.storage.errors import Moved, StorageError, Unranged, from_exception
+from trtmodel_worker.storage.remote import Reader, Remote, Version
 
 
 @dataclass(frozen=True)
 class Entry:
     """An object as the store lists it. `modified`: when it was last written, in seconds since 1970 by the store's own
-    clock, to be compared with `ObjectStore.now` only."""
+    clock, to be compared with `ObjectStore.now` only. `tag` is another one after it was written again."""
 
     key: str
     size: int
     modified: float
+    tag: str = ""
 
 
 class ObjectStore(Protocol):
@@ -42,7 +37,13 @@ class ObjectStore(Protocol):
         """How a message names the object."""
         ...
 
-    def open(self, key: str) -> contextlib.AbstractContextManager[Reader]: ...
+    def remote(self, key: str) -> Remote:
+        """The object, to be read whole or in parts."""
+        ...
+
+    def open(self, key: str) -> contextlib.AbstractContextManager[Reader]:
+        """The object, to be read once from the start. An early end is not noticed: see `fetch.read_small`."""
+        ...
 
     def list(self, prefix: str) -> Iterator[str]: ...
 
@@ -88,14 +89,13 @@ class DirectoryStore:
     def where(self, key: str) -> str:
         return f"file://{self._root / key}"
 
+    def remote(self, key: str) -> Remote:
+        return FileRemote(self._root / key)
+
     @contextlib.contextmanager
     def open(self, key: str) -> Iterator[Reader]:
-        try:
-            f = (self._root / key).open("rb")
-        except OSError as e:
-            raise from_exception(e, self.where(key)) from e
-        with f:
-            yield f
+        with self.remote(key).open() as (_, reader):
+            yield reader
 
     def list(self, prefix: str) -> Iterator[str]:
         base = self._root / prefix
@@ -117,7 +117,7 @@ class DirectoryStore:
             return None
         except OSError as e:
             raise from_exception(e, self.where(key)) from e
-        return Entry(key, found.st_size, found.st_mtime)
+        return Entry(key, found.st_size, found.st_mtime, _tag(found))
 
     def now(self) -> float:
         return time.time()
@@ -163,136 +163,48 @@ class DirectoryStore:
             temporary.unlink(missing_ok=True)
 
 
-class S3Client:
-    """A boto3 client that follows its credential files: they are re-read on each use, since a mounted Secret changes
-    in place when keys are rotated."""
+class FileRemote:
+    """A file of a volume. It is read whole: several readers make no disk faster."""
 
-    def __init__(self, endpoint: str, region: str, credentials_dir: str | Path | None) -> None:
-        self._endpoint, self._region = endpoint, region
-        self._directory = Path(credentials_dir) if credentials_dir else None
-        self._lock = threading.Lock()
-        self._held: tuple[tuple[str, str] | None, Any] | None = None
-
-    def get(self) -> Any:
-        keys = _read_keys(self._directory)
-        with self._lock:
-            if self._held is None or self._held[0] != keys:
-                self._held = (keys, self._create(keys))
-            return self._held[1]
-
-    def _create(self, keys: tuple[str, str] | None) -> Any:
-        import boto3  # heavy, and not needed for other backends
-        from botocore.config import Config
-
-        config = Config(
-            connect_timeout=CONNECT_TIMEOUT_SECONDS,
-            read_timeout=READ_TIMEOUT_SECONDS,
-            retries={"mode": "standard", "total_max_attempts": 3},
-            # Since boto3 1.36 the default sends trailing checksums, which S3-compatible stores refuse with 411.
-            request_checksum_calculation="when_required",
-            response_checksum_validation="when_required",
-            s3={"addressing_style": "path"} if self._endpoint else {},
-        )
-        access, secret = keys or (None, None)
-        session = boto3.session.Session(aws_access_key_id=access, aws_secret_access_key=secret)
-        region = self._region or session.region_name or "us-east-1"
-        return session.client("s3", endpoint_url=self._endpoint or None, region_name=region, config=config)
-
-
-class S3Store:
-    """One bucket."""
-
-    def __init__(self, client: S3Client, bucket: str) -> None:
-        self._client, self._bucket = client, bucket
-
-    def where(self, key: str) -> str:
-        return f"s3://{self._bucket}/{key}"
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.what = f"file://{path}"
 
     @contextlib.contextmanager
-    def open(self, key: str) -> Iterator[Reader]:
-        with self._mapped(key):
-            body = self._client.get().get_object(Bucket=self._bucket, Key=key)["Body"]
-        with contextlib.closing(body), self._mapped(key):
-            yield body
-
-    def list(self, prefix: str) -> Iterator[str]:
-        return (entry.key for entry in self.entries(prefix))
-
-    def entries(self, prefix: str) -> Iterator[Entry]:
-        with self._mapped(prefix):
-            pages = self._client.get().get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=prefix)
-            for page in pages:
-                for item in page.get("Contents", ()):
-                    yield Entry(item["Key"], item["Size"], item["LastModified"].timestamp())
-
-    def stat(self, key: str) -> Entry | None:
+    def open(self) -> Iterator[tuple[Version, Reader]]:
         try:
-            with self._mapped(key):
-                found = self._client.get().head_object(Bucket=self._bucket, Key=key)
-        except NotFound:
-            return None
-        return Entry(key, found["ContentLength"], found["LastModified"].timestamp())
+            f = self._path.open("rb")
+        except OSError as e:
+            raise from_exception(e, self.what) from e
+        with f:
+            body = _Steady(f, self.what)
+            yield body.version, body
 
-    def now(self) -> float:
-        with self._mapped(""):
-            answer = self._client.get().head_bucket(Bucket=self._bucket)
-            date: str = answer["ResponseMetadata"]["HTTPHeaders"]["date"]
-        return email.utils.parsedate_to_datetime(date).timestamp()
+    def open_part(self, _version: Version, _start: int, _end: int, /) -> contextlib.AbstractContextManager[Reader]:
+        raise Unranged(self.what)
 
-    def delete(self, key: str) -> None:
-        with self._mapped(key):
-            self._client.get().delete_object(Bucket=self._bucket, Key=key)
+    def look(self) -> Version:
+        with self.open() as (version, _):
+            return version
 
-    def copy(self, key: str, to: str) -> None:
-        with self._mapped(key):
-            self._client.get().copy({"Bucket": self._bucket, "Key": key}, self._bucket, to)
 
-    def drop_unfinished(self, prefix: str, before: float, /) -> int:
-        dropped = 0
-        with self._mapped(prefix):
-            client = self._client.get()
-            pages = client.get_paginator("list_multipart_uploads").paginate(Bucket=self._bucket, Prefix=prefix)
-            for page in pages:
-                for upload in page.get("Uploads", ()):
-                    if upload["Initiated"].timestamp() < before:
-                        client.abort_multipart_upload(
-                            Bucket=self._bucket, Key=upload["Key"], UploadId=upload["UploadId"]
-                        )
-                        dropped += 1
-        return dropped
+class _Steady:
+    """A file that nobody writes to between the first byte and the last."""
 
-    def put(self, key: str, content: Path | bytes) -> None:
-        with self._mapped(key):
-            client = self._client.get()
-            if isinstance(content, bytes):
-                client.put_object(Bucket=self._bucket, Key=key, Body=content)
-            elif content.stat().st_size < MULTIPART_BYTES:
-                with content.open("rb") as f:
-                    client.put_object(Bucket=self._bucket, Key=key, Body=f)
-            else:
-                client.upload_file(str(content), self._bucket, key)
+    def __init__(self, f: BinaryIO, what: str) -> None:
+        self._file, self._what = f, what
+        found = os.fstat(f.fileno())
+        self.version = Version(found.st_size, _tag(found))
 
-    def put_new(self, key: str, data: bytes) -> bool:
-        from botocore.exceptions import ClientError
+    def read(self, amount: int, /) -> bytes:
+        data = self._file.read(amount)
+        if not data and _tag(os.fstat(self._file.fileno())) != self.version.tag:
+            raise Moved(self._what)
+        return data
 
-        with self._mapped(key):
-            try:
-                self._client.get().put_object(Bucket=self._bucket, Key=key, Body=data, IfNoneMatch="*")
-            except ClientError as e:
-                status = e.response.get("ResponseMetadata", {}).get("HTTPStatusCode")
-                if status == 412:
-                    return False
-                if status == 409:  # ConditionalRequestConflict: another writer of this key is under way
-                    raise unavailable(f"{self.where(key)}: another writer is under way, try again") from e
-                raise
-        return True
 
-    @contextlib.contextmanager
-    def _mapped(self, key: str) -> Iterator[None]:
-        try:
-            yield
-        except Exception as e:
-            raise from_exception(e, self.where(key)) from e
+def _tag(found: os.stat_result) -> str:
+    return f"{found.st_ino} {found.st_size} {found.st_mtime_ns}"
 
 
 def open_store(storage: Storage, bucket: str, credentials_dir: str | Path | None) -> ObjectStore:
@@ -303,14 +215,6 @@ def open_store(storage: Storage, bucket: str, credentials_dir: str | Path | None
             text = f"{storage.endpoint}: there is no directory {bucket!r}: create it or correct spec.storage.bucket"
             raise StorageError(Reason.BUCKET_NOT_FOUND, text)
         return DirectoryStore(root)
-    return S3Store(S3Client(storage.endpoint, storage.region, credentials_dir), bucket)
+    from trtmodel_worker.storage.s3 import S3Client, S3Store
 
-
-def _read_keys(directory: Path | None) -> tuple[str, str] | None:
-    """None without both files: the pod's own identity is then used."""
-    if directory is None:
-        return None
-    access, secret = directory / "AWS_ACCESS_KEY_ID", directory / "AWS_SECRET_ACCESS_KEY"
-    if not access.is_file() or not secret.is_file():
-        return None
-    return access.read_text().strip(), secret.read_text().strip()
+    return S3Store(S3Client(storage, credentials_dir), bucket)

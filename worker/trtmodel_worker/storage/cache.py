@@ -1,36 +1,33 @@
 """The local cache: files named by the sha256 of their content.
 
-    <cache>/sha256/<digest>     complete and verified
-    <cache>/tmp/<random>        being written; renamed when complete
+    <cache>/sha256/<digest>         a file, complete and verified
+    <cache>/sources/<identity>/     a source of several files under their own names, complete and verified
+    <cache>/partial/...             being downloaded in parts; a later process goes on there
+    <cache>/tmp/<random>            being written; renamed when complete
 
 Identity is the content's digest alone: neither a length, nor a time, nor an ETag is believed (an ETag is no MD5 for
-multipart or KMS objects).
+multipart or KMS objects). The cache belongs to one pod, or to the pods of one namespace on a volume of the user's.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
+import shutil
 import time
-import uuid
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from trtmodel_contract.jobs import Reason
 
 from trtmodel_worker.storage.errors import StorageError
 
 CHUNK_BYTES = 1 << 20
-STALE_SECONDS = 3600  # a temporary file that is older was left by a process that died
-
-
-class Reader(Protocol):
-    def read(self, amount: int, /) -> bytes: ...
-
-    def close(self) -> None: ...
+STALE_SECONDS = 3600  # what nobody has written to for so long was left by a process that died
+FILES, SOURCES, PARTIAL, TMP = "sha256", "sources", "partial", "tmp"
 
 
 @dataclass(frozen=True)
@@ -42,8 +39,28 @@ class Fetched:
     size: int
 
 
+def prepare(cache: Path) -> None:
+    """The folders are there and can be written to. Raises StorageError."""
+    try:
+        for name in (FILES, SOURCES, PARTIAL, TMP):
+            (cache / name).mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        text = f"the cache directory {cache} cannot be written to: {e.strerror}"
+        way = "mount a volume there that this user may write to, with space left"
+        raise StorageError(Reason.NO_SPACE, f"{text}: {way}", transient=True) from e
+
+
+def require_room(cache: Path, size: int, what: str) -> None:
+    """Raises StorageError (NoSpace) now, where the disk would be full in the middle."""
+    disk = os.statvfs(cache)
+    free = disk.f_bavail * disk.f_frsize
+    if size > free:
+        text = f"{what}: {size:,} bytes do not fit on the local disk, which has {free:,} left"
+        raise StorageError(Reason.NO_SPACE, f"{text}: give the pod more ephemeral storage", transient=True)
+
+
 def path_of(cache: Path, digest: str) -> Path:
-    return cache / "sha256" / digest
+    return cache / FILES / digest
 
 
 def digest_of(path: Path) -> tuple[str, int]:
@@ -67,65 +84,83 @@ def lookup(cache: Path, digest: str) -> Fetched | None:
     except OSError:
         found, size = "", 0
     if found == digest:
+        used(path)
         return Fetched(path, digest, size)
     with contextlib.suppress(OSError):
         path.unlink()
     return None
 
 
-def store(cache: Path, reader: Reader, what: str, expected: str = "", most: int | None = None) -> Fetched:
-    """Copy `reader` into the cache while hashing it. Raises StorageError (DigestMismatch) if `expected` is given and
-    the content has another digest, or as soon as it is longer than `most` bytes; then nothing is kept. OSError passes
-    through."""
-    (cache / "sha256").mkdir(parents=True, exist_ok=True)
-    (cache / "tmp").mkdir(exist_ok=True)
-    temporary = cache / "tmp" / uuid.uuid4().hex
-    found, size = hashlib.sha256(), 0
-    try:
-        with temporary.open("xb") as f:
-            while chunk := reader.read(CHUNK_BYTES):
-                if most is not None and size + len(chunk) > most:
-                    text = f"{what}: the content is longer than the expected {most:,} bytes: somebody changed it"
-                    raise StorageError(Reason.DIGEST_MISMATCH, text)
-                f.write(chunk)
-                found.update(chunk)
-                size += len(chunk)
-            f.flush()
-            os.fsync(f.fileno())
-        digest = found.hexdigest()
-        if expected and digest != expected:
-            text = f"{what}: the content's sha256 is {digest} ({size:,} bytes), expected {expected}"
-            raise StorageError(Reason.DIGEST_MISMATCH, text)
-        target = path_of(cache, digest)
-        temporary.replace(target)
-        _sync_directory(target.parent)
-    finally:
-        temporary.unlink(missing_ok=True)
-    return Fetched(target, digest, size)
+def used(path: Path) -> None:
+    """Note for `shrink` that somebody wanted it."""
+    with contextlib.suppress(OSError):
+        os.utime(path)
 
 
-def prune(cache: Path, keep: Collection[str]) -> int:
-    """Remove cached files that are not in `keep` (digests), and what dead processes left. Returns bytes freed."""
-    freed = 0
-    for path, removable in _entries(cache, keep):
-        if removable:
-            with contextlib.suppress(FileNotFoundError):
-                freed += path.stat().st_size
-                path.unlink()
-    return freed
-
-
-def _entries(cache: Path, keep: Collection[str]) -> Iterator[tuple[Path, bool]]:
-    for path in (cache / "sha256").glob("*"):
-        yield path, path.name not in keep
-    for path in (cache / "tmp").glob("*"):
-        with contextlib.suppress(FileNotFoundError):
-            yield path, time.time() - path.stat().st_mtime > STALE_SECONDS
-
-
-def _sync_directory(path: Path) -> None:
+def sync_directory(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def prune(cache: Path, keep: Collection[str]) -> int:
+    """Remove what is cached and not in `keep` (digests), and what dead processes left. Returns bytes freed."""
+    freed = 0
+    for path in _children(cache / FILES, cache / SOURCES):
+        if path.name not in keep:
+            freed += _remove(path)
+    return freed + _remove_stale(cache)
+
+
+def shrink(cache: Path, limit: int) -> int:
+    """Remove the entries that nobody has used for longest until what is cached has at most `limit` bytes. What was used
+    in the last hour stays: somebody may be reading it. Returns bytes freed."""
+    freed = _remove_stale(cache)
+    entries = [
+        (used_at, size, path) for path in _children(cache / FILES, cache / SOURCES) for used_at, size in _measure(path)
+    ]
+    total = sum(size for _, size, _ in entries)
+    for used_at, size, path in sorted(entries):
+        if total <= limit or time.time() - used_at <= STALE_SECONDS:
+            break
+        freed += _remove(path)
+        total -= size
+    return freed
+
+
+def _remove_stale(cache: Path) -> int:
+    freed = 0
+    for path in _children(cache / TMP, cache / PARTIAL):
+        with contextlib.suppress(FileNotFoundError):
+            if time.time() - path.stat().st_mtime > STALE_SECONDS:
+                freed += _remove(path)
+    return freed
+
+
+def _children(*folders: Path) -> Iterator[Path]:
+    for folder in folders:
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            yield from list(folder.iterdir())
+
+
+def _measure(path: Path) -> Iterator[tuple[float, int]]:
+    """(last use, bytes), nothing if it is gone."""
+    with contextlib.suppress(OSError):
+        inside = path.rglob("*") if path.is_dir() else (path,)
+        size = sum(p.lstat().st_size for p in inside if not p.is_dir())
+        yield path.stat().st_mtime, size
+
+
+def _remove(path: Path) -> int:
+    size = sum(size for _, size in _measure(path))
+    try:
+        path.unlink()
+    except FileNotFoundError:
+        return 0
+    except OSError as e:
+        if e.errno not in (errno.EISDIR, errno.EPERM):
+            raise
+        shutil.rmtree(path, ignore_errors=True)
+    return size

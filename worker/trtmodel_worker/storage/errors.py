@@ -1,11 +1,15 @@
 """What can go wrong with storage, each with the reason that becomes a condition and a sentence with the way out.
 
 StorageError        reason, message; `transient` tells whether trying again may help
-`-- NotFound        the object is not there (the bucket is)
+|-- NotFound        the object is not there (the bucket is)
+|-- Moved           the object is not the one any more that was being read
+`-- Unranged        the store does not serve parts of objects
 """
 
 from __future__ import annotations
 
+import datetime
+import email.utils
 import errno
 import http.client
 import ssl
@@ -14,12 +18,15 @@ import urllib.error
 from trtmodel_contract.jobs import Reason
 
 _CLOCK = {"RequestTimeTooSkewed", "RequestExpired", "RequestInTheFuture"}
-_KEYS = {"InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "ExpiredToken", "AuthorizationHeaderMalformed"}
+_EXPIRED = {"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired"}
+_KEYS = {"InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "AuthorizationHeaderMalformed"}
 _DENIED = {"AccessDenied", "AllAccessDisabled", "AccountProblem", "Forbidden", "403", "401"}
 _REGION = {"PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException", "301", "307"}
-_MISSING = {"NoSuchKey", "404", "NotFound"}
+_MISSING = {"NoSuchKey", "NoSuchVersion", "404", "NotFound"}
+_CHANGED = {"PreconditionFailed", "InvalidRange", "412", "416"}
 _CHECKSUM = {"MissingContentLength", "411"}
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
+CREDENTIAL_CODES = _KEYS | _EXPIRED
 
 
 class StorageError(Exception):
@@ -39,8 +46,30 @@ class NotFound(StorageError):
         super().__init__(Reason.SOURCE_NOT_FOUND, message)
 
 
+class Moved(StorageError):
+    """What was being read was replaced meanwhile. What was read of it is of no use."""
+
+    def __init__(self, what: str) -> None:
+        text = "it changed while it was read: wait until its upload is done, and give new content a new name"
+        super().__init__(Reason.STORAGE_UNAVAILABLE, f"{what}: {text}", transient=True)
+
+
+class Unranged(StorageError):
+    """Parts of this object cannot be had, the whole may."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(Reason.STORAGE_UNAVAILABLE, f"{what}: the store does not serve parts of it")
+
+
 def unavailable(message: str) -> StorageError:
     return StorageError(Reason.STORAGE_UNAVAILABLE, message, transient=True)
+
+
+def s3_code(error: BaseException) -> str:
+    """S3's word for what went wrong, '' if S3 did not say anything."""
+    response = getattr(error, "response", None)
+    detail = response.get("Error") if isinstance(response, dict) else None
+    return str(detail.get("Code", "")) if isinstance(detail, dict) else ""
 
 
 def from_exception(error: Exception, what: str) -> StorageError:
@@ -64,7 +93,9 @@ def from_exception(error: Exception, what: str) -> StorageError:
     if name == "ParamValidationError" or (name == "ValueError" and "endpoint" in str(error).lower()):
         return StorageError(Reason.BUCKET_NOT_FOUND, f"{what}: {error}: correct the bucket, key or endpoint")
     if isinstance(cause, ssl.SSLError) or name == "SSLError":
-        text = "the server's certificate is not trusted by this image: check the endpoint's scheme and its CA"
+        text = (
+            "give the CA that signed the server's certificate in spec.storage.caBundle, or check the endpoint's scheme"
+        )
         return unavailable(f"{what}: TLS failed: {error}: {text}")
     if isinstance(cause, (OSError, http.client.HTTPException)) or type(error).__module__.startswith(
         ("botocore", "urllib3", "boto3", "s3transfer")
@@ -90,9 +121,12 @@ def _from_s3(response: dict[str, object], what: str) -> StorageError:
         text = f"{what}: the bucket {where}: set spec.storage.region and spec.storage.endpoint accordingly"
         return StorageError(Reason.BUCKET_NOT_FOUND, text)
     if code in _CLOCK:
-        return unavailable(
-            f"{what}: refused because of clock skew ({code}): this node's clock is wrong, correct its NTP"
-        )
+        off = _clock_difference(headers.get("date") if isinstance(headers, dict) else None)
+        text = f"this node's clock is wrong{off}, correct its NTP"
+        return unavailable(f"{what}: refused because of clock skew ({code}): {text}")
+    if code in _EXPIRED:
+        text = "renew those in the Secret that spec.storage names, which is read again at each try"
+        return unavailable(f"{what}: the credentials have expired ({code}): {text}")
     if code in _KEYS:
         text = f"{what}: the credentials are not valid ({code}): correct the Secret that spec.storage names"
         return StorageError(Reason.ACCESS_DENIED, text)
@@ -101,6 +135,8 @@ def _from_s3(response: dict[str, object], what: str) -> StorageError:
         return StorageError(Reason.ACCESS_DENIED, text)
     if code in _MISSING:
         return NotFound(f"{what}: no such object")
+    if code in _CHANGED:
+        return Moved(what)
     if code in _CHECKSUM or status == 411:
         text = "the store refuses uploads with checksums: it needs AWS_REQUEST_CHECKSUM_CALCULATION=when_required"
         return StorageError(Reason.STORAGE_UNAVAILABLE, f"{what}: {code} {text}")
@@ -109,11 +145,23 @@ def _from_s3(response: dict[str, object], what: str) -> StorageError:
     return unavailable(f"{what}: the store answered {status} {code}: {text}")
 
 
+def _clock_difference(date: object) -> str:
+    """How far this clock is from that of the server that sent `date`."""
+    try:
+        theirs = email.utils.parsedate_to_datetime(str(date))
+        seconds = (datetime.datetime.now(datetime.timezone.utc) - theirs).total_seconds()
+    except (TypeError, ValueError):
+        return ""
+    return f", {abs(seconds):,.0f} s {'ahead of' if seconds > 0 else 'behind'} the store's"
+
+
 def _from_http(error: urllib.error.HTTPError, what: str) -> StorageError:
     if error.code in (404, 410):
         return NotFound(f"{what}: the server answers {error.code}, no such file")
     if error.code in (401, 403):
         return StorageError(Reason.ACCESS_DENIED, f"{what}: the server answers {error.code}, access denied")
+    if error.code in (412, 416):
+        return Moved(what)
     if error.code < 500 and error.code not in (408, 425, 429):
         return StorageError(Reason.SOURCE_NOT_FOUND, f"{what}: the server answers {error.code} {error.reason}")
     return unavailable(f"{what}: the server answers {error.code} {error.reason}")

@@ -1,4 +1,4 @@
-"""URIs of sources and data sets: s3://bucket/key, http(s)://..., file:///path.
+"""URIs of sources and data sets: s3://bucket/key, http(s)://..., file:///path; with a "/" at the end all files below.
 
 Keys and paths are taken byte for byte: '%20', '#', '?', '+', '//' and '..' in an s3:// or file:// URI mean themselves,
 as they do for the aws command line. The local copy is named by its content, so no key can lead a path astray.
@@ -15,12 +15,17 @@ from trtmodel_worker.storage.errors import StorageError
 
 @dataclass(frozen=True)
 class Location:
-    """A parsed URI. `bucket` is empty but for s3; `key` is the key, the path, or the whole URL."""
+    """A parsed URI. `bucket` is empty but for s3. `key` is the key, the path without its first "/" or the whole URL; of
+    a folder it ends in "/"."""
 
     uri: str
     scheme: str
     bucket: str
     key: str
+
+    @property
+    def folder(self) -> bool:
+        return self.key.endswith("/")
 
 
 def parse(uri: str) -> Location:
@@ -29,8 +34,6 @@ def parse(uri: str) -> Location:
     scheme = scheme.lower()
     if not separator or scheme not in ("s3", "http", "https", "file"):
         raise _bad(uri, "it must start with s3://, https://, http:// or file:///")
-    if rest.endswith("/"):
-        raise _bad(uri, "it names a folder: name one file (models with external data are not supported yet)")
     if scheme == "s3":
         bucket, _, key = rest.partition("/")
         if not bucket or not key:
@@ -39,7 +42,9 @@ def parse(uri: str) -> Location:
     if scheme == "file":
         if not rest.startswith("/"):
             raise _bad(uri, "it must be file:// and an absolute path, so with three slashes")
-        return Location(uri, scheme, "", rest)
+        return Location(uri, scheme, "", rest.lstrip("/"))
+    if rest.endswith("/"):
+        raise _bad(uri, "a folder behind https:// cannot be listed: name the .onnx file, or use s3:// or file:///")
     return Location(uri, scheme, "", uri)
 
 

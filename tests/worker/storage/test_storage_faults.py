@@ -1,0 +1,297 @@
+"""A real S3 server behind a proxy that misbehaves: right bytes or a clear error, and never for ever."""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import boto3
+import pytest
+from fault_proxy import Fault, FaultProxy, Request, cut, damaged, lost, refused
+from storage_servers import ACCESS, SECRET, Gateway
+from trtmodel_contract.identity import Storage
+from trtmodel_contract.jobs import Reason
+from trtmodel_worker.storage import ArtifactStore, StorageError, fetch_source, fetch_uri, s3
+from trtmodel_worker.storage.backends import open_store
+from trtmodel_worker.storage.partial import PART_BYTES
+
+pytestmark = pytest.mark.e2e
+
+BIG = hashlib.sha256(b"model").digest() * (5 * PART_BYTES // 64)
+DIGEST = hashlib.sha256(BIG).hexdigest()
+PLAN = hashlib.sha256(b"plan").digest() * (1 << 19)  # 16 MB
+SLOW_DOWN = refused("503 Slow Down", "SlowDown")
+EXPIRED = refused("400 Bad Request", "ExpiredToken")
+
+
+@pytest.fixture
+def proxy(gateway: Gateway) -> Iterator[FaultProxy]:
+    with FaultProxy(urlsplit(gateway.endpoint).port or 0).running() as found:
+        yield found
+
+
+@pytest.fixture
+def storage(proxy: FaultProxy) -> Storage:
+    return Storage("engines", endpoint=proxy.endpoint)
+
+
+@pytest.fixture(scope="module")
+def uri(gateway: Gateway) -> str:
+    client(gateway).put_object(Bucket="models", Key="faults/m.onnx", Body=BIG)  # type: ignore[attr-defined]
+    return "s3://models/faults/m.onnx"
+
+
+def client(gateway: Gateway) -> object:
+    return boto3.client(
+        "s3",
+        endpoint_url=gateway.endpoint,
+        aws_access_key_id=ACCESS,
+        aws_secret_access_key=SECRET,
+        region_name="us-east-1",
+    )
+
+
+def is_part(request: Request) -> bool:
+    return request.method == "GET" and "range" in request.headers
+
+
+def is_get(request: Request) -> bool:
+    return request.method == "GET"
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
+
+
+@pytest.mark.parametrize(
+    ("fault", "times"),
+    [
+        (Fault(is_part, 2, after=cut), 5),
+        (Fault(is_part, 2, before=SLOW_DOWN), 5),
+        (Fault(is_get, 2, before=b""), 6),
+        (Fault(is_part, 1, after=damaged), 7),
+        (Fault(is_part, 2, before=EXPIRED), 5),
+        (Fault(is_get, 1, before=refused("403 Forbidden", "RequestTimeTooSkewed")), 5),
+    ],
+    ids=["cut in mid-object", "503", "no answer", "wrong bytes", "expired credentials", "clock skew"],
+)
+def test_a_download_through_a_fault_ends_with_the_right_bytes(
+    proxy: FaultProxy, storage: Storage, credentials: Path, tmp_path: Path, uri: str, fault: Fault, times: int
+) -> None:
+    proxy.faults.append(Fault(fault.when, fault.times, fault.before, fault.after))
+    found = fetch_uri(uri, storage, credentials, tmp_path / "cache", DIGEST)
+    assert found.path.read_bytes() == BIG
+    assert files(tmp_path / "cache") == [f"sha256/{DIGEST}"]
+    assert len(proxy.seen) <= 4 + times
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason", "words", "most"),
+    [
+        (Fault(is_part, 10**6, after=cut), Reason.STORAGE_UNAVAILABLE, "early|cannot be reached", 700),
+        (Fault(is_get, 10**6, before=SLOW_DOWN), Reason.STORAGE_UNAVAILABLE, "503 SlowDown", 9),
+        (Fault(is_get, 10**6, before=b""), Reason.STORAGE_UNAVAILABLE, "cannot be reached", 9),
+        (Fault(is_part, 10**6, after=damaged), Reason.DIGEST_MISMATCH, DIGEST, 8),
+        (Fault(is_get, 10**6, before=EXPIRED), Reason.STORAGE_UNAVAILABLE, "credentials have expired", 9),
+        (
+            Fault(is_get, 10**6, before=refused("403 Forbidden", "RequestTimeTooSkewed")),
+            Reason.STORAGE_UNAVAILABLE,
+            "clock skew.*NTP",
+            9,
+        ),
+        (Fault(is_get, 10**6, before=refused("403 Forbidden", "AccessDenied")), Reason.ACCESS_DENIED, "GetObject", 1),
+    ],
+    ids=["cut", "503", "no answer", "wrong bytes", "expired credentials", "clock skew", "denied"],
+)
+def test_a_fault_that_stays_is_a_clear_error_after_a_bounded_time(
+    proxy: FaultProxy,
+    storage: Storage,
+    credentials: Path,
+    tmp_path: Path,
+    uri: str,
+    fault: Fault,
+    reason: Reason,
+    words: str,
+    most: int,
+) -> None:
+    proxy.faults.append(Fault(fault.when, fault.times, fault.before, fault.after))
+    with pytest.raises(StorageError, match=words) as e:
+        fetch_uri(uri, storage, credentials, tmp_path / "cache", DIGEST)
+    assert e.value.reason is reason
+    assert uri in e.value.message
+    assert files(tmp_path / "cache/sha256") == []
+    assert len(proxy.seen) <= most
+
+
+def test_D12_a_wrong_clock_is_named_with_how_wrong_it_is(
+    gateway: Gateway, credentials: Path, tmp_path: Path, uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server's own refusal of a signature that is 20 minutes old."""
+    from botocore import auth
+
+    real = auth.get_current_datetime
+    monkeypatch.setattr(auth, "get_current_datetime", lambda *a, **k: real(*a, **k) - datetime.timedelta(minutes=20))
+    with pytest.raises(StorageError, match="clock skew") as e:
+        fetch_uri(uri, gateway.storage(), credentials, tmp_path / "cache")
+    assert (e.value.reason, e.value.transient) == (Reason.STORAGE_UNAVAILABLE, True)
+
+
+def test_an_object_that_is_replaced_in_mid_download_is_never_mixed(
+    gateway: Gateway, proxy: FaultProxy, storage: Storage, credentials: Path, tmp_path: Path
+) -> None:
+    s3_client = client(gateway)
+    put = s3_client.put_object  # type: ignore[attr-defined]
+    put(Bucket="models", Key="faults/replaced", Body=BIG)
+
+    def replace(answer: bytes) -> bytes:
+        put(Bucket="models", Key="faults/replaced", Body=BIG[::-1])
+        return answer
+
+    proxy.faults.append(Fault(is_part, 1, after=replace))
+    found = fetch_uri("s3://models/faults/replaced", storage, credentials, tmp_path / "cache")
+    assert found.digest in (DIGEST, hashlib.sha256(BIG[::-1]).hexdigest())
+    assert found.path.read_bytes() in (BIG, BIG[::-1])
+
+
+def test_A13_a_prefix_over_s3_comes_whole_through_faults(
+    gateway: Gateway, proxy: FaultProxy, storage: Storage, credentials: Path, tmp_path: Path
+) -> None:
+    put = client(gateway).put_object  # type: ignore[attr-defined]
+    content = {"model.onnx": b"model", "w/big": BIG, **{f"w/{n}": bytes([n]) for n in range(9)}}
+    for name, data in content.items():
+        put(Bucket="models", Key=f"faults/prefix/{name}", Body=data)
+    put(Bucket="models", Key="faults/prefix-beside/model.onnx", Body=b"another")
+    proxy.faults += [Fault(is_part, 2, after=cut), Fault(is_get, 2, before=SLOW_DOWN)]
+    found = fetch_source("s3://models/faults/prefix/", storage, credentials, tmp_path / "cache")
+    folder = found.path.parent
+    assert {name: (folder / name).read_bytes() for name in files(folder)} == content
+
+
+def is_complete(request: Request) -> bool:
+    return request.method == "POST" and "uploadId=" in request.target
+
+
+def is_upload_part(request: Request) -> bool:
+    return request.method == "PUT" and "partNumber=" in request.target
+
+
+def is_put(request: Request) -> bool:
+    return request.method == "PUT"
+
+
+def is_abort(request: Request) -> bool:
+    return request.method == "DELETE" and "uploadId=" in request.target
+
+
+@pytest.fixture
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(s3, "MULTIPART_BYTES", 8 << 20)
+    monkeypatch.setattr(s3, "UPLOAD_PART_BYTES", 5 << 20)
+
+
+@pytest.mark.usefixtures("small_parts")
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault(is_complete, 1, after=lost),
+        Fault(is_complete, 1, before=b""),
+        Fault(is_upload_part, 2, before=SLOW_DOWN),
+        Fault(is_upload_part, 2, after=lost),
+        Fault(is_upload_part, 5, before=b""),
+        Fault(is_upload_part, 2, before=EXPIRED),
+    ],
+    ids=["complete done and lost", "complete lost", "503", "part done and lost", "no answer", "expired credentials"],
+)
+def test_an_upload_through_a_fault_is_there_once_and_leaves_no_parts(
+    gateway: Gateway, proxy: FaultProxy, storage: Storage, credentials: Path, tmp_path: Path, fault: Fault
+) -> None:
+    proxy.faults.append(Fault(fault.when, fault.times, fault.before, fault.after))
+    (tmp_path / "plan").write_bytes(PLAN)
+    blob = ArtifactStore(storage, "uploads", credentials).put_file(tmp_path / "plan")
+    again = ArtifactStore(gateway.storage(), "uploads", credentials).fetch_blob(blob.digest, blob.size, tmp_path / "c")
+    assert again.read_bytes() == PLAN
+    assert unfinished(gateway) == []
+    assert proxy.faults[0].times == 0
+
+
+def unfinished(gateway: Gateway) -> list[str]:
+    found = client(gateway).list_multipart_uploads(Bucket="engines")  # type: ignore[attr-defined]
+    return [upload["Key"] for upload in found.get("Uploads", ())]
+
+
+@pytest.mark.usefixtures("small_parts")
+@pytest.mark.parametrize(
+    ("before", "reason"),
+    [
+        (SLOW_DOWN, Reason.STORAGE_UNAVAILABLE),
+        (refused("403 Forbidden", "AccessDenied"), Reason.ACCESS_DENIED),
+        (refused("403 Forbidden", "RequestTimeTooSkewed"), Reason.STORAGE_UNAVAILABLE),
+    ],
+)
+def test_an_upload_that_fails_for_good_leaves_no_parts(
+    gateway: Gateway,
+    proxy: FaultProxy,
+    storage: Storage,
+    credentials: Path,
+    tmp_path: Path,
+    before: bytes,
+    reason: Reason,
+) -> None:
+    (tmp_path / "plan").write_bytes(PLAN[::-1])
+    proxy.faults.append(Fault(is_upload_part, 10**6, before=before))
+    with pytest.raises(StorageError) as e:
+        ArtifactStore(storage, "failed", credentials).put_file(tmp_path / "plan")
+    assert e.value.reason is reason
+    assert unfinished(gateway) == []
+    assert not (gateway.root / "engines/trtmodel/failed/blobs").exists() or not files(
+        gateway.root / "engines/trtmodel/failed/blobs"
+    )
+    assert proxy.count(is_upload_part) < 100
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_D15_what_a_killed_upload_left_goes_with_the_next_one(
+    gateway: Gateway, storage: Storage, credentials: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    s3_client = client(gateway)
+    for n in range(5):
+        s3_client.create_multipart_upload(Bucket="engines", Key=f"trtmodel/left/blobs/sha256/{n}")  # type: ignore[attr-defined]
+    (tmp_path / "plan").write_bytes(PLAN)
+    store = ArtifactStore(storage, "left", credentials)
+    store.put_file(tmp_path / "plan")
+    assert len(unfinished(gateway)) == 5  # somebody may still be at it
+    monkeypatch.setattr(s3, "LEFT_OVER_SECONDS", -60)
+    store.put_file(tmp_path / "plan")
+    assert unfinished(gateway) == []
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_D15_without_the_right_to_clean_up_an_upload_still_succeeds(
+    gateway: Gateway, proxy: FaultProxy, storage: Storage, credentials: Path, tmp_path: Path
+) -> None:
+    def is_listing(request: Request) -> bool:
+        return request.method == "GET" and "uploads" in request.target
+
+    proxy.faults.append(Fault(is_listing, 10**6, before=refused("403 Forbidden", "AccessDenied")))
+    (tmp_path / "plan").write_bytes(PLAN)
+    blob = ArtifactStore(storage, "no-rights", credentials).put_file(tmp_path / "plan")
+    assert open_store(gateway.storage(), "engines", credentials).stat(f"trtmodel/no-rights/blobs/sha256/{blob.digest}")
+    assert proxy.count(is_listing) > 0
+
+
+@pytest.mark.parametrize(
+    "fault", [Fault(is_put, 1, after=lost), Fault(is_put, 2, before=SLOW_DOWN), Fault(is_put, 1, before=b"")]
+)
+def test_a_commit_through_a_fault_is_made_once(
+    proxy: FaultProxy, storage: Storage, credentials: Path, fault: Fault
+) -> None:
+    store = open_store(storage, "engines", credentials)
+    key = f"faults/commit-{fault.times}-{fault.before!r:.9}"
+    proxy.faults.append(Fault(fault.when, fault.times, fault.before, fault.after))
+    store.put_new(key, b"mine")
+    with store.open(key) as reader:
+        assert reader.read(100) == b"mine"
+    assert not store.put_new(key, b"theirs")

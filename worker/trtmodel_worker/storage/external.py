@@ -1,0 +1,123 @@
+"""Which files beside it does an ONNX file name (external data)?
+
+Read from the wire format of protobuf, by skipping: a model with 2 GB of weights inside is answered by touching a few
+pages of it, where parsing would take 2 GB of memory. Field numbers are those of onnx.proto, which never change.
+"""
+
+from __future__ import annotations
+
+import mmap
+import posixpath
+from collections.abc import Iterator
+from pathlib import Path
+
+from trtmodel_contract.jobs import Reason
+
+from trtmodel_worker.storage.errors import StorageError
+
+DEEPEST = 64  # graphs in graphs; protobuf's own parser gives up at 100 messages
+MOST_FILES = 10_000
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+
+# message -> field -> message of that field; what is not listed is skipped
+_MODEL = {7: "graph", 25: "function"}
+_INSIDE = {
+    "graph": {1: "node", 5: "tensor", 15: "sparse"},
+    "function": {7: "node"},
+    "node": {5: "attribute"},
+    "attribute": {5: "tensor", 6: "graph", 10: "tensor", 11: "graph", 22: "sparse", 23: "sparse"},
+    "sparse": {1: "tensor", 2: "tensor"},
+}
+_NAME, _ENTRY, _LOCATION = 8, 13, 14
+_EXTERNAL = 1
+
+
+def external_files(model: Path, what: str) -> dict[str, str]:
+    """Relative path -> name of a tensor that lies there. Raises StorageError if a path leads out of the model's folder,
+    ValueError if the file is no ONNX (which is the checker's to explain)."""
+    found: dict[str, str] = {}
+    with model.open("rb") as f:
+        if f.seek(0, 2) == 0:
+            return {}
+        with mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ) as data:
+            for location, tensor in _walk(data, _MODEL, 0, len(data), 0):
+                found.setdefault(inside(location, f"{what}: tensor {tensor[:200]!r}"), tensor)
+                if len(found) > MOST_FILES:
+                    text = f"{what} names more than {MOST_FILES:,} files of external data: save the weights in one file"
+                    raise StorageError(Reason.MODEL_INVALID, text)
+    found.pop(model.name, None)
+    return found
+
+
+def inside(location: str, what: str) -> str:
+    """`location` as a plain relative path. Raises StorageError if it is none, or leads out of the folder."""
+    parts = location.split("/")
+    if not location or location.startswith("/") or ".." in parts or "\\" in location or "\0" in location:
+        text = f"{what} lies in {location[:300]!r}, which is not below the model's own folder"
+        raise StorageError(Reason.MODEL_INVALID, f"{text}: save the model again, with its data beside it")
+    return posixpath.normpath(location)
+
+
+def _walk(data: mmap.mmap, inner: dict[int, str], at: int, end: int, depth: int) -> Iterator[tuple[str, str]]:
+    if depth > DEEPEST:
+        raise ValueError("nested too deep")
+    for number, wire, start, stop in _fields(data, at, end):
+        message = inner.get(number)
+        if message is None or wire != _BYTES:
+            continue
+        if message == "tensor":
+            yield from _tensor(data, start, stop)
+        else:
+            yield from _walk(data, _INSIDE[message], start, stop, depth + 1)
+
+
+def _tensor(data: mmap.mmap, at: int, end: int) -> Iterator[tuple[str, str]]:
+    name, location, external = "", "", False
+    for number, wire, start, stop in _fields(data, at, end):
+        if number == _NAME and wire == _BYTES:
+            name = _text(data, start, stop)
+        elif number == _ENTRY and wire == _BYTES:
+            entry = {n: _text(data, a, b) for n, w, a, b in _fields(data, start, stop) if w == _BYTES}
+            if entry.get(1) == "location":
+                location = entry.get(2, "")
+        elif number == _LOCATION and wire == _VARINT:
+            external = start == _EXTERNAL
+    if external:
+        yield location, name
+
+
+def _text(data: mmap.mmap, start: int, end: int) -> str:
+    return data[start : min(end, start + 4096)].decode()  # a UnicodeDecodeError is a ValueError
+
+
+def _fields(data: mmap.mmap, at: int, end: int) -> Iterator[tuple[int, int, int, int]]:
+    """(number, wire type, start, end) of each field; for a varint its value stands in the place of start."""
+    while at < end:
+        key, at = _varint(data, at, end)
+        number, wire = key >> 3, key & 7
+        if wire == _VARINT:
+            value, at = _varint(data, at, end)
+            yield number, wire, value, value
+            continue
+        if wire == _BYTES:
+            length, at = _varint(data, at, end)
+        elif wire in (_FIXED64, _FIXED32):
+            length = 8 if wire == _FIXED64 else 4
+        else:
+            raise ValueError(f"wire type {wire}")
+        if length > end - at:
+            raise ValueError("cut off")
+        yield number, wire, at, at + length
+        at += length
+
+
+def _varint(data: mmap.mmap, at: int, end: int) -> tuple[int, int]:
+    value = shift = 0
+    while at < end and shift < 64:
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+        shift += 7
+    raise ValueError("cut off")
