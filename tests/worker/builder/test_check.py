@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import signal
+import tempfile
 import zipfile
 from pathlib import Path
 from typing import Any
 
+import large_models
 import numpy as np
+import odd_models
 import onnx
 import onnx_models as models
 import pytest
@@ -14,17 +18,38 @@ from onnx import TensorProto
 from trtmodel_contract.gate import Task
 from trtmodel_contract.identity import EngineSettings, Profile, ShapeRange
 from trtmodel_contract.jobs import Reason
-from trtmodel_worker.builder.check import check
+from trtmodel_worker.builder import check
+from trtmodel_worker.builder.examine import examine
+from trtmodel_worker.builder.findings import Report, require
+from trtmodel_worker.builder.process import Ended, StageDied
+from trtmodel_worker.builder.wanted import Request, Wanted
+from trtmodel_worker.engines.base import allocate_anew
 from trtmodel_worker.engines.building import Graph, Rejected
-from trtmodel_worker.engines.registry import builder
+from trtmodel_worker.engines.onnxruntime.build import OnnxBuilder
+from trtmodel_worker.engines.registry import builder, runtime
 
 FOUR = (Profile({"x": ShapeRange((1, 4), (2, 4), (8, 4))}),)
 WHAT = "source s3://m/model.onnx (123 bytes, sha256 0123456789ab)"
 
 
+def report(path: Path, wanted: Wanted | None = None) -> Report:
+    """What the process of a check finds, in this one."""
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        return examine(Request(str(path), WHAT, "ONNXRuntime", folder, wanted))
+
+
 def run(path: Path, profiles: tuple[Profile, ...] = FOUR, task: Task = Task.RAW, **settings: Any) -> Graph:
-    engine = EngineSettings("ONNXRuntime", profiles=profiles, **settings)
-    return check(path, WHAT, builder("ONNXRuntime"), engine, task, None)
+    found = report(path, Wanted(EngineSettings("ONNXRuntime", profiles=profiles, **settings), task))
+    require(found.findings)
+    assert found.graph is not None
+    return found.graph
+
+
+def warned(path: Path) -> str:
+    """The words of the warnings about a model that is accepted."""
+    found = report(path).findings
+    require(found)
+    return "\n".join(finding.text for finding in found)
 
 
 def refused(path: Path, *arguments: Any, **options: Any) -> Rejected:
@@ -198,12 +223,37 @@ def test_a_weight_that_is_nan_is_named(tmp_path: Path) -> None:
     assert "'w' holds NaN" in error.message
 
 
-def test_weights_in_other_files_are_refused_with_the_way_out(tmp_path: Path) -> None:
+def test_weights_in_other_files_are_read_there_and_their_absence_names_the_file(tmp_path: Path) -> None:
     model = onnx.load(models.linear(tmp_path / "m", width=64, classes=64))
     onnx.save_model(model, tmp_path / "m", save_as_external_data=True, location="weights", size_threshold=0)
+    assert run(tmp_path / "m", (Profile({"x": ShapeRange((1, 64), (2, 64), (8, 64))}),))
+    (tmp_path / "weights").write_bytes((tmp_path / "weights").read_bytes()[:9000])
+    assert "but the file has 9,000" in refused(tmp_path / "m").message
+    (tmp_path / "weights").unlink()
     error = refused(tmp_path / "m")
     assert error.reason is Reason.MODEL_INVALID
-    assert "save the model as one file" in error.message
+    assert "2 weights, such as 'w', are in another file, 'weights', which is not there" in error.message
+
+
+@pytest.mark.parametrize("make", [large_models.external, large_models.inside])
+def test_A13_memory_does_not_grow_with_the_weights_and_every_byte_of_them_is_read(tmp_path: Path, make: Any) -> None:
+    path = make(tmp_path, 6)
+    size = max(file.stat().st_size for file in tmp_path.iterdir())
+    found = check.examined(path, WHAT, tmp_path, "ONNXRuntime")
+    assert not found.findings
+    assert found.weight_bytes == 6 * large_models.WIDTH**2 * 4
+    assert 0 < found.peak_bytes < size / 2
+    large_models.put_nan(tmp_path / "weights" if make is large_models.external else path, size - 4)
+    assert "'w5' holds NaN" in refused(path).message
+
+
+def test_A13_a_model_that_no_plan_of_the_runtime_holds_is_refused_with_the_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = models.linear(tmp_path / "m", width=4)
+    assert run(path)
+    monkeypatch.setattr(OnnxBuilder, "most_weight_bytes", 59)
+    assert "the weights take 60 bytes, a plan of ONNXRuntime holds 59: use a smaller model" in refused(path).message
 
 
 def test_text_inputs_are_refused_by_type(tmp_path: Path) -> None:
@@ -262,3 +312,114 @@ def test_names_that_are_no_text_are_the_models_fault(tmp_path: Path) -> None:
     data = onnx.helper.make_model(graph, ir_version=9).SerializeToString()
     (tmp_path / "m.onnx").write_bytes(data.replace(b"xqx", b"x\xffx"))
     assert refused(tmp_path / "m.onnx").reason is Reason.MODEL_INVALID
+
+
+def test_everything_that_is_wrong_is_told_at_once_and_the_most_important_first(tmp_path: Path) -> None:
+    shape = ("n", 4)
+    nodes = [models.node("Foo", ["x"], ["a"], "one"), models.node("Foo", ["a"], ["b"], "two")]
+    nodes += [onnx.helper.make_node("Bar", ["b"], ["c"], "three", domain="acme"), models.node("Add", ["c", "w"], ["y"])]
+    weights = {"w": np.array([1, np.nan, 1, 1], np.float32)}
+    values = [("x", models.FLOAT, shape)], [("y", models.FLOAT, shape)]
+    path = models.save(tmp_path / "m", nodes, *values, weights, opsets=[("", 99), ("acme", 1)])
+    profile = Profile({"x": ShapeRange((1, 4), (1, 4), (2, 5)), "z": ShapeRange((1,), (1,), (1,))})
+    error = refused(path, (profile,), precision="FP8")
+    assert [finding.reason.value for finding in error.findings] == [
+        "ModelInvalid",
+        *["OperatorUnsupported"] * 3,
+        *["ProfileMismatch"] * 2,
+        "PrecisionUnsupported",
+    ]
+    assert "'w' holds NaN" in error.message
+    assert "and 6 more errors" in error.message
+    opset, foo, bar = error.findings[1:4]
+    assert "opset 99" in opset.message
+    assert "nodes 'one', 'two'" in foo.message
+    assert (foo.node, foo.operator, foo.domain) == ("one", "Foo", "")
+    assert (bar.node, bar.operator, bar.domain) == ("three", "Bar", "acme")
+    assert "without custom operators" in bar.way_out
+
+
+def test_every_operator_without_a_kernel_is_named_with_its_types(tmp_path: Path) -> None:
+    shape = ("n", 4)
+    casts = [models.node("Cast", ["x"], ["b"], to=TensorProto.BFLOAT16), models.node("Cast", ["e"], ["y"], to=1)]
+    nodes = [casts[0], models.node("Mul", ["b", "b"], ["c"], "m1"), models.node("Mul", ["c", "b"], ["d"], "m2")]
+    nodes += [models.node("Exp", ["d"], ["e"], "e1"), casts[1]]
+    path = models.save(tmp_path / "m", nodes, [("x", models.FLOAT, shape)], [("y", models.FLOAT, shape)])
+    messages = [finding.message for finding in refused(path).findings]
+    assert any("Mul" in text and "BFLOAT16" in text and "'m1', 'm2'" in text for text in messages)
+    assert any("Exp" in text and "BFLOAT16" in text and "'e1'" in text for text in messages)
+
+
+def test_what_is_only_odd_is_a_warning_and_rejects_nothing(tmp_path: Path) -> None:
+    shape = ("n", 4)
+    inputs = [("x", models.FLOAT, shape), ("idle", models.FLOAT, shape)]
+    nodes = [models.node("Add", ["x", "w"], ["z"]), onnx.helper.make_node("Gelu", ["z"], ["y"], domain="com.microsoft")]
+    weights = {"w": np.array([1, -np.inf, 1, 1], np.float32), "u": np.ones(3, np.float32)}
+    opsets = [("", 17), ("com.microsoft", 1)]
+    words = warned(models.save(tmp_path / "m", nodes, inputs, [("y", models.FLOAT, shape)], weights, opsets=opsets))
+    for expected in ("input 'idle' is used by no node", "'w' hold infinite", "'u'", "only ONNX Runtime has these"):
+        assert expected in words
+
+
+def test_a_classifier_of_scikit_learn_is_told_how_to_export_without_maps(tmp_path: Path) -> None:
+    odd_models.save(next(odd for odd in odd_models.all_models() if odd.name == "zipmap"), tmp_path / "m")
+    messages = [finding.text for finding in refused(tmp_path / "m" / odd_models.FILE).findings]
+    assert any("'zipmap': False" in text for text in messages)
+
+
+def test_A21_branches_of_different_rank_are_served_with_the_shape_that_they_have(tmp_path: Path) -> None:
+    branches = {
+        "then_branch": onnx.helper.make_graph(
+            [models.node("Squeeze", ["x"], ["a"])], "then", [], [onnx.ValueInfoProto(name="a")]
+        ),
+        "else_branch": onnx.helper.make_graph(
+            [models.node("Identity", ["x"], ["b"])], "else", [], [onnx.ValueInfoProto(name="b")]
+        ),
+    }
+    for branch in branches.values():
+        branch.output[0].type.tensor_type.elem_type = models.FLOAT
+    nodes = [models.node("ReduceMax", ["x"], ["m"], keepdims=0), models.node("Greater", ["m", "zero"], ["c"])]
+    nodes.append(models.node("If", ["c"], ["y"], "choose", **branches))
+    path = models.save(
+        tmp_path / "m", nodes, [("x", models.FLOAT, (1, 3))], [("y", models.FLOAT, ("?",))],
+        {"zero": np.array(0, np.float32)},
+    )  # fmt: skip
+    model = onnx.load(path)
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    path.write_bytes(model.SerializeToString())
+    assert run(path, ())
+    plan = tmp_path / "plan"
+    builder("ONNXRuntime").build(path, EngineSettings("ONNXRuntime"), None, plan)
+    lane = runtime("ONNXRuntime").load(memoryview(plan.read_bytes()), (), 1).create_lane()
+    for values, shape in (([1, 2, 3], (3,)), ([-1, -2, -3], (1, 3)), ([1, 2, 3], (3,))):
+        assert lane.run({"x": np.array([values], np.float32)}, allocate_anew)["y"].shape == shape
+
+
+def test_a_check_runs_in_a_process_of_its_own_with_all_that_is_wanted(tmp_path: Path) -> None:
+    engine = EngineSettings("ONNXRuntime", profiles=FOUR)
+    graph = check.check(models.relu(tmp_path / "m"), WHAT, tmp_path, engine, Task.RAW, None)
+    assert graph.inputs[0].name == "x"
+    with pytest.raises(Rejected) as e:
+        check.check(models.relu(tmp_path / "m"), WHAT, tmp_path, EngineSettings("ONNXRuntime"), Task.RAW, None)
+    assert e.value.reason is Reason.PROFILE_MISMATCH
+
+
+@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGABRT, signal.SIGFPE])
+def test_a_file_that_crashes_a_library_is_refused_for_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    monkeypatch.setattr(check, "run_module", lambda *_: Ended(-number, ("Fatal Python error",)))
+    found = check.examined(tmp_path / "m", WHAT, tmp_path, "ONNXRuntime")
+    with pytest.raises(Rejected) as e:
+        require(found.findings)
+    assert e.value.reason is Reason.MODEL_INVALID
+    assert number.name in e.value.message
+
+
+@pytest.mark.parametrize("code", [1, -signal.SIGKILL])
+def test_a_check_that_the_machine_ended_may_be_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    monkeypatch.setattr(check, "run_module", lambda *_: Ended(code, ("No space left on device",)))
+    with pytest.raises(StageDied):
+        check.examined(tmp_path / "m", WHAT, tmp_path, "ONNXRuntime")

@@ -57,18 +57,17 @@ def examine(request: Request) -> Report:
         read = outline.read(source)
     except outline.Damaged as e:
         return Report((error(Reason.MODEL_INVALID, f"{what} is not ONNX, or was cut off: {e}"),))
-    try:
-        return _examine(read, request)
-    except UnicodeDecodeError as e:
-        text = f"{what} is damaged: a name in it is no UTF-8 text ({e.reason})"
-        return Report((error(Reason.MODEL_INVALID, text, "export it again"),))
+    if structure.is_empty(read.model):
+        return Report((error(Reason.MODEL_INVALID, f"{what} is not ONNX: it holds no graph"),))
+    strange = structure.strange_names(read.model)
+    if strange:
+        return Report(tuple(replace(f, message=f"{what}: {f.message}") for f in strange))
+    return _examine(read, request)
 
 
 def _examine(read: outline.Outline, request: Request) -> Report:
     model, builder = read.model, registry.builder(request.runtime)
     found = structure.check(model)
-    if not model.graph.node and not model.graph.output:
-        return Report((replace(found[0], message=f"{request.what} is not ONNX: {found[0].message}"),))
     of_weights, total = weights.check(read, Path(request.source))
     found += of_weights
     if isinstance(builder, Limited) and total > builder.most_weight_bytes:
@@ -81,9 +80,10 @@ def _examine(read: outline.Outline, request: Request) -> Report:
     graph = None
     try:
         graph = builder.inspect(path)
+        found += _impossible(graph)
     except Rejected as e:
         found += _unknown(e.findings, found)
-    found += _check_standard(path, found)
+    found += _check_standard(path, found, runs=graph is not None)
     found += _check_shapes(path, folder / "inferred.onnx", runs=graph is not None)
     quantized = any(node.op_type in _QUANTIZERS for node in walk.nodes(model))
     stated = graph or _as_stated(model)
@@ -112,19 +112,29 @@ def check_wanted(graph: Graph, quantized: bool, builder: Builder, wanted: Wanted
     return found + list(_check_task(graph, wanted.task))
 
 
+def _impossible(graph: Graph) -> Iterator[Finding]:
+    for tensor in (*graph.inputs, *graph.outputs):
+        if any(isinstance(d, int) and d < 0 for d in tensor.dims):
+            text = f"{tensor.name!r} would be of shape {list(tensor.dims)}: no size is negative"
+            yield error(Reason.MODEL_INVALID, text, "sizes, strides or dilations of its nodes contradict one another")
+
+
 def _unknown(new: tuple[Finding, ...], known: list[Finding]) -> list[Finding]:
     """Without the runtime's raw words about faults of the file that were found before, and told better."""
     told = any(f.severity is Severity.ERROR for f in known)
     return [f for f in new if f.way_out or not told]
 
 
-def _check_standard(path: Path, found: list[Finding]) -> Iterator[Finding]:
+def _check_standard(path: Path, found: list[Finding], *, runs: bool) -> Iterator[Finding]:
     """By path: the checker cannot take more than 2 GB in memory. After the runtime, which words it better."""
     try:
         onnx.checker.check_model(str(path))
     except Exception as e:  # noqa: BLE001 - ValidationError, and RuntimeError or ValueError for what it did not foresee
-        if not any(f.severity is Severity.ERROR for f in found):
-            yield error(Reason.MODEL_INVALID, f"the ONNX checker refuses the model: {str(e).strip()[:_WORDS]}")
+        text = f"the ONNX checker refuses the model: {str(e).strip()[:_WORDS]}"
+        if runs:
+            yield warning(Reason.MODEL_INVALID, text, "other runtimes may refuse it, too")
+        elif not any(f.severity is Severity.ERROR for f in found):
+            yield error(Reason.MODEL_INVALID, text)
 
 
 def _check_shapes(path: Path, inferred: Path, *, runs: bool) -> Iterator[Finding]:
@@ -159,7 +169,10 @@ def _as_stated(model: ModelProto) -> Graph:
 
 def _tensor(value: ValueInfoProto) -> GraphTensor:
     kind = value.type.tensor_type
-    dims = tuple(d.dim_value if d.WhichOneof("value") == "dim_value" else d.dim_param or "?" for d in kind.shape.dim)
+    dims = tuple(
+        d.dim_value if d.WhichOneof("value") == "dim_value" and d.dim_value >= 0 else d.dim_param or "?"
+        for d in kind.shape.dim
+    )
     return GraphTensor(value.name, _DATATYPES.get(kind.elem_type, "?"), dims)
 
 

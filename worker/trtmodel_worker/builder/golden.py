@@ -89,6 +89,6 @@ def _difference(one: Array, other: Array) -> float:
         return float("inf")
     first, second = one.astype(np.float64), other.astype(np.float64)
     with np.errstate(invalid="ignore"):
-        gaps = np.abs(first - second)
-    gaps[(first == second) | (np.isnan(first) & np.isnan(second))] = 0.0
+        same = (first == second) | (np.isnan(first) & np.isnan(second))
+        gaps = np.where(same, 0.0, np.abs(first - second))
     return float(np.nan_to_num(gaps, nan=np.inf).max(initial=0.0))

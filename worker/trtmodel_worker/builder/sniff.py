@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 HEAD_BYTES = 1024
+MOST_HEADER = 100 << 20  # of safetensors, by its own rule
 _MAGIC = (
     (b"PK\x03\x04", "a zip archive (a PyTorch checkpoint is one too): unpack it, or export the model to ONNX"),
     (b"\x1f\x8b", "gzip-compressed: decompress it"),
@@ -33,4 +34,8 @@ def guess(path: Path) -> str | None:
         return "JSON, probably an error that was saved as the model"
     if head[4:8] == b"TFL3":
         return "a TensorFlow Lite model: export it to ONNX"
+    if head[4:8] == b"ORTM":
+        return "a model in ORT format: give the ONNX file that it was made from"
+    if head[8:9] == b"{" and int.from_bytes(head[:8], "little") < MOST_HEADER:
+        return "a safetensors file, which holds weights and no graph: export the model to ONNX"
     return next((what for magic, what in _MAGIC if head.startswith(magic)), None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
+from typing import Any
 
 from onnx import GraphProto, ModelProto, NodeProto, ValueInfoProto
 from trtmodel_contract.jobs import Reason
@@ -20,10 +21,21 @@ STANDARD = {"", "ai.onnx", "ai.onnx.ml", "ai.onnx.training", "ai.onnx.preview.tr
 Scopes = tuple[Collection[str], ...]
 
 
+def is_empty(model: ModelProto) -> bool:
+    return not model.graph.node and not model.graph.output
+
+
+def strange_names(model: ModelProto) -> list[Finding]:
+    """Names that are no text. Nothing else can be asked about such a model."""
+    strange = [text for text in _texts(model) if not isinstance(text, str)]
+    if not strange:
+        return []
+    text = f"{len(strange)} names are no UTF-8 text, such as {strange[0]!r}"
+    return [_invalid(text, "the file is damaged, or its exporter is: export it again")]
+
+
 def check(model: ModelProto) -> list[Finding]:
-    """Findings of the file itself. Names that are no UTF-8 raise UnicodeDecodeError."""
-    if not model.graph.node and not model.graph.output:
-        return [_invalid("it holds no graph", "give the ONNX file of a model")]
+    """Findings of the file itself."""
     problems = [*_headers(model), *_functions(model), *_names(model.graph, ())]
     for function in model.functions:
         known = {*function.input}
@@ -52,6 +64,23 @@ def label(node: NodeProto) -> str:
     if node.name:
         return f"node {node.name!r} ({operator})"
     return f"the {operator} that makes {node.output[0]!r}" if node.output else f"a {operator} without outputs"
+
+
+def _texts(model: ModelProto) -> Iterator[object]:
+    """Every name that something else refers to. Protobuf gives bytes where a text is none."""
+    for opset in model.opset_import:
+        yield opset.domain
+    for graph in walk.all_graphs(model):
+        yield graph.name
+        for value in (*graph.input, *graph.output, *graph.value_info):
+            yield value.name
+            yield from (d.dim_param for d in value.type.tensor_type.shape.dim)
+        yield from (weight.name for weight in graph.initializer)
+    for function in model.functions:
+        yield from (function.domain, function.name, *function.input, *function.output)
+    for node in walk.nodes(model):
+        yield from (node.name, node.op_type, node.domain, *node.input, *node.output)
+        yield from (attribute.name for attribute in node.attribute)
 
 
 def _headers(model: ModelProto) -> Iterator[Finding]:
@@ -191,7 +220,15 @@ def _inputs(model: ModelProto) -> Iterator[Finding]:
         if any(d.WhichOneof("value") == "dim_value" and d.dim_value == 0 for d in _dims(value)):
             text = f"input {value.name!r} is of shape {_shape(value)}: it holds no value"
             yield _invalid(text, "export the model with the size that it has, or a free one")
-        if any(d.dim_value < 0 for d in _dims(value)):
+        if value.type.HasField("tensor_type") and not _dims(value):
+            shaped = value.type.tensor_type.HasField("shape")
+            text = (
+                f"input {value.name!r} is {'one number' if shaped else 'of no stated shape'}: it has no batch dimension"
+            )
+            yield _invalid(
+                text, "a data set has samples in its first dimension: export the model with a batch dimension"
+            )
+        if any(d.dim_value < -1 for d in _dims(value)):  # some exporters write -1 where the size is free
             text = f"input {value.name!r} is of shape {_shape(value)}: no size is negative"
             yield _invalid(text, "export the model with a named dimension where the size is free")
     idle = [w for w in model.graph.initializer if w.name not in used]
@@ -201,6 +238,14 @@ def _inputs(model: ModelProto) -> Iterator[Finding]:
 
 
 def _outputs(model: ModelProto) -> Iterator[Finding]:
+    if not model.graph.output:
+        yield _invalid("the model has no output", "name what clients want among the graph's outputs")
+    if twice := _repeated([value.name for value in model.graph.output]):
+        yield _invalid(f"the graph has outputs of the same name: {listed(twice)}", "export the model again")
+    unwritable = [v.name for v in (*model.graph.input, *model.graph.output) if "\0" in v.name]
+    if unwritable:
+        text = f"inputs or outputs have a NUL in their names: {listed(unwritable)}"
+        yield _invalid(text, "no data set can hold such names: export the model with others")
     maps = {name for node in model.graph.node if node.op_type == "ZipMap" for name in node.output}
     for value in model.graph.output:
         if value.name in maps:
@@ -247,7 +292,7 @@ def _constants(model: ModelProto) -> Iterator[Finding]:
             )  # fmt: skip
 
 
-def _dims(value: ValueInfoProto) -> Sequence[object]:
+def _dims(value: ValueInfoProto) -> Sequence[Any]:
     return list(value.type.tensor_type.shape.dim)
 
 

@@ -26,6 +26,9 @@ from trtmodel_worker.engines.building import Finding
 PIECE_BYTES = 4 << 20
 HOLES = "weights"  # the file that large weights refer to afterwards
 _MOST_HOLES = 1 << 40  # no tensor is larger, and file systems have limits
+_MOST_PATH = 1024  # characters of a location
+_EXPORT_AGAIN = "export it again"
+_SAVE_AGAIN = "save the model again"
 _BITS = {"INT4": 4, "UINT4": 4, "FLOAT4E2M1": 4, "INT2": 2, "UINT2": 2}  # of an element, where it is no whole byte
 # type: (as unsigned, the bits without the sign, those of infinity: what is greater is NaN)
 _NUMBERS = {
@@ -76,14 +79,14 @@ def write_holes(outline: Outline, folder: Path) -> None:
     large += [byte_size(t) for t in walk.tensors(outline.model) if t.data_location == TensorProto.EXTERNAL]
     if large:
         with (folder / HOLES).open("wb") as f:
-            f.truncate(min(max(large), _MOST_HOLES))
+            f.truncate(min(max(0, *large), _MOST_HOLES))
 
 
 def byte_size(tensor: TensorProto) -> int:
     """What the shape says; -1 if it says nothing."""
     if any(size < 0 for size in tensor.dims) or not _is_number(tensor.data_type):
         return -1
-    count = math.prod(tensor.dims)
+    count: int = math.prod(tensor.dims)
     bits = _BITS.get(TensorProto.DataType.Name(tensor.data_type))
     if bits is not None:
         return -(-count * bits // 8)
@@ -197,11 +200,6 @@ def _inside(location: str, folder: Path) -> Path | None:
         return None
     path, root = (folder / parts).resolve(), folder.resolve()
     return path if root in path.parents else None
-
-
-_MOST_PATH = 1024  # characters
-_EXPORT_AGAIN = "export it again"
-_SAVE_AGAIN = "save the model again"
 
 
 def _pieces(place: Place) -> Iterator[Array]:

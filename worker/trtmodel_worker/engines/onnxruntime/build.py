@@ -34,6 +34,8 @@ _LEVELS = (
 class OnnxBuilder:
     """The Builder of the ONNX Runtime engine."""
 
+    most_weight_bytes = 2_000_000_000  # a plan is one protobuf message, which ends at 2 GiB
+
     def inspect(self, source: Path) -> Graph:
         return inspect.inspect(source)
 

@@ -24,10 +24,12 @@ from trtmodel_worker.engines.onnxruntime.run import session_options
 
 VERSION = f"ONNX Runtime {ort.__version__}"
 _PREFIX = re.compile(r"^\[ONNXRuntimeError\] : \d+ : \w+ : (?:/\S+:\d+ .*?\) )?", re.DOTALL)
+_FROM = re.compile(r"Load model from .{1,4096}? failed:\s*", re.DOTALL)  # a temporary path
 _ROUNDS = 5  # of putting right and loading again
 _MOST_KINDS = 400  # of nodes that are offered alone
 _CONSTANT_BYTES = 4096  # larger ones decide no types
 _SHOWN = 5
+_WORDS = 500
 _IR = re.compile(r"Unsupported model IR version: (\d+), max supported IR version: (\d+)")
 _OPSET = re.compile(r"Opset (\d+) is under development.*support for domain (\S+) is till opset (\d+)", re.DOTALL)
 _SAME_NAME = re.compile(r"same node name \((.*?)\)", re.DOTALL)
@@ -50,6 +52,11 @@ def open_session(model: str | bytes) -> ort.InferenceSession:
     options = session_options(1, ort.GraphOptimizationLevel.ORT_DISABLE_ALL)
     options.add_session_config_entry("session.disable_prepacking", "1")
     return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+
+def words(error: str) -> str:
+    """What ONNX Runtime says, without codes and places in its source."""
+    return _FROM.sub("", _PREFIX.sub("", error)).strip()[:_WORDS]
 
 
 def find(source: Path, error: str) -> list[Finding]:
@@ -87,11 +94,11 @@ def _told(error: str) -> Finding:
         operator, opset, node = match.groups()
         return _no_kernel(operator, opset, [node])
     if match := _NO_OPERATOR.search(error):
-        return _no_operator(*match.groups(), [])
+        return _no_operator(match[1], match[2], [])
     if match := _NO_SCHEMA.search(error):
         node, operator, domain = match.groups()
         return _no_operator(domain, operator, [node])
-    return _invalid(f"{VERSION} refuses the model: {_PREFIX.sub('', error).strip()[:500]}", "")
+    return _invalid(f"{VERSION} refuses the model: {words(error)}", "")
 
 
 def _of_operators(error: str) -> bool:
@@ -127,20 +134,16 @@ def _lacking(model: ModelProto) -> Iterator[Finding]:
     own = {(f.domain, f.name) for f in model.functions}
     types = _types(model)
     constants = {w.name: w for w in model.graph.initializer if w.ByteSize() <= _CONSTANT_BYTES}
-    seen = set[str]()
+    missing: dict[tuple[str, str], list[str]] = {}
     for kind in _kinds(model, types, own):
         error = _offer(model, kind.sample, types, constants)
-        names = [node.name or f"that makes {node.output[0]!r}" for node in kind.nodes if node.output]
-        node, domain = kind.sample, kind.sample.domain
+        names = [node.name or f"that makes {node.output[0]!r}" for node in kind.nodes if node.name or node.output]
         if match := _NO_KERNEL.search(error):
-            finding = _no_kernel(match[1], match[2], names, _types_of(node, types))
+            yield _no_kernel(match[1], match[2], names, _types_of(kind.sample, types))
         elif _NO_OPERATOR.search(error) or _NO_SCHEMA.search(error):
-            finding = _no_operator(domain, node.op_type, names)
-        else:
-            continue
-        if finding.text not in seen:
-            seen.add(finding.text)
-            yield finding
+            missing.setdefault((kind.sample.domain, kind.sample.op_type), []).extend(names)
+    for (domain, operator), names in missing.items():
+        yield _no_operator(domain, operator, names)
 
 
 def _kinds(model: ModelProto, types: Mapping[str, TypeProto], own: set[tuple[str, str]]) -> list[_Kind]:

@@ -2,24 +2,52 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
 import onnx
 import onnxruntime as ort
-from onnx import numpy_helper
+from onnx import TensorProto, external_data_helper, helper, numpy_helper
+from trtmodel_contract.jobs import Reason
 
-from trtmodel_worker.engines.onnxruntime import machine
-from trtmodel_worker.engines.onnxruntime.run import session_options
+from trtmodel_worker.engines.base import OutOfMemory
+from trtmodel_worker.engines.building import Rejected
+from trtmodel_worker.engines.onnxruntime import faults, machine
+from trtmodel_worker.engines.onnxruntime.run import classify, session_options
 
 
 def optimise(source: Path, target: Path, level: ort.GraphOptimizationLevel, without: tuple[str, ...] = ()) -> None:
-    """Save `source` as ONNX Runtime optimises it for this machine."""
+    """Save `source` as ONNX Runtime optimises it for this machine. Raises Rejected for a graph that it cannot optimise,
+    OutOfMemory."""
     options = session_options(machine.cpu_quota(), level)
     options.optimized_model_filepath = str(target)
-    ort.InferenceSession(
-        str(source), options, providers=["CPUExecutionProvider"], disabled_optimizers=list(without) or None
-    )
+    try:
+        ort.InferenceSession(
+            str(source), options, providers=["CPUExecutionProvider"], disabled_optimizers=list(without) or None
+        )
+    except Exception as e:
+        error = classify(e)
+        if isinstance(error, OutOfMemory):
+            raise error from e
+        text = f"{faults.VERSION} loads the model, but cannot optimise it: {faults.words(str(e))}"
+        raise Rejected(
+            Reason.MODEL_INVALID, f"{text}: look at the node that is named, or lower optimizationLevel"
+        ) from e
+    _embed(source, target)
+
+
+def _embed(source: Path, target: Path) -> None:
+    """A plan is one file. ONNX Runtime writes external data that it did not change as it found it: by its place."""
+    model = onnx.load(target, load_external_data=False)
+    outside = [weight for weight in model.graph.initializer if weight.data_location == TensorProto.EXTERNAL]
+    for weight in outside:
+        if not any(entry.key == "length" for entry in weight.external_data):  # onnx would read on to the file's end
+            size = math.prod(weight.dims) * helper.tensor_dtype_to_np_dtype(weight.data_type).itemsize
+            weight.external_data.add(key="length", value=str(size))
+    if outside:
+        external_data_helper.load_external_data_for_model(model, str(source.parent))
+        onnx.save(model, target)
 
 
 def prepare(source: Path, target: Path, least_opset: int) -> onnx.ModelProto:

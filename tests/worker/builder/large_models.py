@@ -1,0 +1,100 @@
+"""Models whose weights are holes in a file: gigabytes to every reader, and nothing on the disk.
+
+By hand, for the figures of the largest ones:  python tests/worker/builder/large_models.py [directory]
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+WIDTH = 4096
+_EVERY = WIDTH * WIDTH * 4
+
+
+def external(folder: Path, layers: int) -> Path:
+    """x [n, 4096] through `layers` products of 64 MiB each, in one file beside the model. Its values are 0."""
+    weights = []
+    for i in range(layers):
+        weight = TensorProto(name=f"w{i}", data_type=TensorProto.FLOAT, dims=[WIDTH, WIDTH])
+        weight.data_location = TensorProto.EXTERNAL
+        for key, value in (("location", "weights"), ("offset", i * _EVERY), ("length", _EVERY)):
+            weight.external_data.add(key=key, value=str(value))
+        weights.append(weight)
+    with (folder / "weights").open("wb") as f:
+        f.truncate(layers * _EVERY)
+    path = folder / "model.onnx"
+    path.write_bytes(_model(layers, weights).SerializeToString())
+    return path
+
+
+def inside(folder: Path, layers: int) -> Path:
+    """The same in one file, written without ever being in memory."""
+    path = folder / "model.onnx"
+    small = _model(layers, [])
+    opset, graph = small.opset_import[0], small.graph.SerializeToString()
+    heads = [
+        TensorProto(name=f"w{i}", data_type=TensorProto.FLOAT, dims=[WIDTH, WIDTH]).SerializeToString()
+        + b"\x4a" + _varint(_EVERY)
+        for i in range(layers)
+    ]  # fmt: skip
+    entries = [b"\x2a" + _varint(len(head) + _EVERY) + head for head in heads]
+    size = len(graph) + sum(len(entry) + _EVERY for entry in entries)
+    with path.open("wb") as f:
+        f.write(b"\x08\x09")  # the IR version
+        f.write(b"\x42" + _varint(len(opset.SerializeToString())) + opset.SerializeToString())
+        f.write(b"\x3a" + _varint(size) + graph)
+        for entry in entries:
+            f.write(entry)
+            f.truncate(f.tell() + _EVERY)
+            f.seek(0, 2)
+    return path
+
+
+def put_nan(path: Path, at: int) -> None:
+    with path.open("r+b") as f:
+        f.seek(at)
+        f.write(np.array([np.nan], np.float32).tobytes())
+
+
+def _model(layers: int, weights: list[TensorProto]) -> onnx.ModelProto:
+    names = ["x", *(f"v{i}" for i in range(1, layers)), "y"]
+    nodes = [helper.make_node("MatMul", [names[i], f"w{i}"], [names[i + 1]], f"n{i}") for i in range(layers)]
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", WIDTH]) for name in ("x", "y")]
+    graph = helper.make_graph(nodes, "large", values[:1], values[1:], weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
+def _varint(number: int) -> bytes:
+    found = bytearray()
+    while number > 0x7F:
+        found.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*found, number])
+
+
+def main() -> None:
+    from trtmodel_worker.builder.check import examined
+
+    with tempfile.TemporaryDirectory(dir=sys.argv[1] if len(sys.argv) > 1 else None) as directory:
+        for make, layers in ((external, 48), (inside, 30)):
+            folder = Path(directory) / make.__name__
+            folder.mkdir()
+            path = make(folder, layers)
+            size = sum(file.stat().st_size for file in folder.iterdir())
+            started = time.monotonic()
+            report = examined(path, path.name, folder, "ONNXRuntime")
+            seconds = time.monotonic() - started
+            print(f"{make.__name__}: {size:,} bytes, {seconds:.1f} s, peak memory {report.peak_bytes:,} bytes")
+            for finding in report.findings:
+                print(f"  {finding.severity.value}: {finding.text}")
+
+
+if __name__ == "__main__":
+    main()
