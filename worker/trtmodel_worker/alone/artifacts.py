@@ -144,9 +144,8 @@ def _collect(options: argparse.Namespace, _home: Home) -> int:
     for problem in done.problems:
         say(problem)
     verb = "removed" if options.delete else "would be removed"
-    print(
-        f"{done.kept} engines kept; {done.deleted} engines, {done.objects} objects, {done.freed_bytes:,} bytes {verb}"
-    )
+    what = f"engines {done.deleted}, objects {done.objects}, bytes {done.freed_bytes:,}"
+    print(f"kept: engines {done.kept}; {verb}: {what}")
     if done.waiting:
         minutes = collect.SETTLE_SECONDS / 60
         print(f"out of use: engines {done.waiting}; they go in a run that is {minutes:.0f} minutes later")

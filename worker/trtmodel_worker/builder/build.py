@@ -23,6 +23,7 @@ from trtmodel_contract.keeping import Cause, Revocation
 from trtmodel_contract.manifest import Blob, Manifest
 
 from trtmodel_worker.builder import check, child, pins, timing
+from trtmodel_worker.builder.conclude import conclude
 from trtmodel_worker.builder.publish import publish
 from trtmodel_worker.builder.sources import Place, revision_of, used_calibration
 from trtmodel_worker.builder.stages import Answer, GoldenAnswer, LocalData, Request
@@ -30,7 +31,7 @@ from trtmodel_worker.engines import registry
 from trtmodel_worker.engines.building import Rejected
 from trtmodel_worker.storage import ArtifactStore, Fetched, NotFound, StorageError
 
-MOST_DAMAGED = 8  # that one Job revokes: more is not bad luck
+MOST_LOOKS = 16  # at engines of one revision, each damaged or revoked meanwhile: more is not bad luck
 READS = 2  # of bytes that are not what they should be: the connection may be at fault
 
 Progress = Callable[[str], None]
@@ -77,28 +78,31 @@ def build(task: BuildTask, place: Place, work: Path, progress: Progress) -> Ende
 
 
 def _look_up(task: BuildTask, store: ArtifactStore, work: Path, progress: Progress) -> tuple[_Found | None, int]:
-    """(the engine to use, the number of a new one). A damaged engine is revoked, so that nobody waits for it again."""
+    """(the engine to use, the number of a new one). A damaged engine is revoked, so that nobody waits for it again.
+    What was read is looked up once more: another Job may have revoked it, and healed its files with one of its own."""
     load_key = registry.runtime(task.engine.runtime).load_key()
-    for _ in range(MOST_DAMAGED):
+    read: _Found | None = None
+    for _ in range(MOST_LOOKS):
         seen = store.look_up(task.revision, load_key)
         if seen.found is None:
             return None, seen.next_number
         digest, manifest = seen.found
+        if read is not None and read.digest == digest:
+            return read, seen.next_number
         pins.pin(store, task.cluster, task.model, [digest])
         damage = store.missing(digest, manifest)
         if not damage:
             try:
-                return _Found(digest, manifest, _read(store, work / "found", digest, manifest)), seen.next_number
+                read = _Found(digest, manifest, _read(store, work / "found", digest, manifest))
+                continue
             except StorageError as e:
                 if e.reason is not Reason.DIGEST_MISMATCH and not isinstance(e, NotFound):
                     raise
                 damage = e.message
         progress(f"engine {digest[:12]} is damaged and is revoked: {damage}")
         store.revoke(task.revision, load_key, digest, Revocation(Cause.DAMAGED, damage))
-    text = (
-        f"revision {task.revision}: {MOST_DAMAGED} damaged engines one after another: what reads or writes this bucket"
-    )
-    raise StorageError(Reason.STORAGE_UNAVAILABLE, f"{text} changes bytes", transient=True)
+    text = f"revision {task.revision}: engines are damaged or revoked one after another"
+    raise StorageError(Reason.STORAGE_UNAVAILABLE, f"{text}: what changes the bytes in this bucket?", transient=True)
 
 
 def _read(store: ArtifactStore, folder: Path, digest: str, manifest: Manifest) -> Path:
@@ -144,7 +148,8 @@ def _build_new(
         return None
     digest, manifest = published
     pins.pin(store, task.cluster, task.model, [digest])
-    ended = _ended(task, digest, manifest, _record(task, store, digest, proof), reused=False)
+    figures = _record(task, store, (digest, manifest), request, proof, work, progress)
+    ended = _ended(task, digest, manifest, figures, reused=False)
     result = dataclasses.replace(ended.result, build_seconds=build_seconds, gate_seconds=proof.gate_seconds)
     return dataclasses.replace(ended, result=result)
 
@@ -157,7 +162,8 @@ def _gate_only(
         return _ended(task, found.digest, found.manifest, figures, reused=True)
     progress(f"engine {found.digest[:12]} exists: running the gate on this data set only")
     proof = child.run("prove", dataclasses.replace(request, plan=str(found.plan)), work)
-    ended = _ended(task, found.digest, found.manifest, _record(task, store, found.digest, proof), reused=True)
+    figures = _record(task, store, (found.digest, found.manifest), request, proof, work, progress)
+    ended = _ended(task, found.digest, found.manifest, figures, reused=True)
     result = dataclasses.replace(ended.result, gate_seconds=proof.gate_seconds)
     return dataclasses.replace(ended, result=result)
 
@@ -211,9 +217,17 @@ def _figures(task: BuildTask, store: ArtifactStore, digest: str) -> GateFigures 
     return store.get_figures(digest, task.dataset.digest, task.verify_task, task.dataset.samples)
 
 
-def _record(task: BuildTask, store: ArtifactStore, digest: str, proof: Answer) -> GateFigures:
-    assert proof.figures is not None
-    figures = dataclasses.replace(proof.figures, manifest_digest=digest)
+def _record(
+    task: BuildTask,
+    store: ArtifactStore,
+    engine: tuple[str, Manifest],
+    request: Request,
+    proof: Answer,
+    work: Path,
+    progress: Progress,
+) -> GateFigures:
+    """`engine`: digest and manifest of what was proven."""
+    figures = conclude(task, store, *engine, request, proof, work, progress)
     store.put_figures(figures, task.dataset.samples)
     return figures
 

@@ -11,15 +11,16 @@ Best effort: without a cache a build is slower, not wrong.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from pathlib import Path
 
 from trtmodel_contract.identity import LoadKey
+from trtmodel_contract.jobs import Reason
 from trtmodel_contract.storelayout import timing_prefix
 
 from trtmodel_worker.storage import ArtifactStore, StorageError
-from trtmodel_worker.storage.cache import CHUNK_BYTES, digest_of
+from trtmodel_worker.storage.cache import digest_of
+from trtmodel_worker.storage.fetch import fetch as fetch_object
 
 FOLDER = "timing"
 BUILT = "built.cache"
@@ -66,18 +67,10 @@ def _prefix(store: ArtifactStore, load_key: LoadKey, driver: str) -> str:
 def _read(store: ArtifactStore, key: str, folder: Path) -> bool:
     """False if it could not be read. One whose bytes are not those of its name counts as read, so that it goes."""
     digest = key.rpartition("/")[2]
-    folder.mkdir(parents=True, exist_ok=True)
-    target, found, size = folder / f"{digest}.cache", hashlib.sha256(), 0
     try:
-        with store.objects.open(key) as reader, target.open("wb") as f:
-            while size <= MOST_BYTES and (chunk := reader.read(CHUNK_BYTES)):
-                f.write(chunk)
-                found.update(chunk)
-                size += len(chunk)
+        fetched = fetch_object(store.objects.remote(key), folder / "fetched", digest, MOST_BYTES)
     except StorageError as e:
-        log.warning("timing cache %s: %s", key, e.message)
-        target.unlink(missing_ok=True)
-        return False
-    if found.hexdigest() != digest:
-        target.unlink()
+        log.warning("timing cache %s is left out: %s", key, e.message)
+        return e.reason is Reason.DIGEST_MISMATCH
+    fetched.path.replace(folder / f"{digest}.cache")
     return True
