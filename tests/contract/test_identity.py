@@ -30,7 +30,7 @@ FULL = Recipe(
     EngineSettings(
         runtime="TensorRT",
         precision="INT8",
-        keep_precision=KeepPrecision(("^/head/.*",), "FP16"),
+        keep_precision=KeepPrecision(("^/head/.*",), "FP16", ("Softmax",)),
         profiles=(PROFILE,),
         workspace_bytes=1 << 30,
         optimization_level=4,
@@ -79,6 +79,7 @@ def test_the_recipe_holds_what_decides_an_engine_and_nothing_else() -> None:
         "engine.precision",
         "engine.keep_precision.nodes",
         "engine.keep_precision.precision",
+        "engine.keep_precision.operators",
         "engine.profiles",
         "engine.workspace_bytes",
         "engine.optimization_level",

@@ -96,6 +96,58 @@ def test_what_does_not_fit_is_refused_by_name(tmp_path: Path, arrays: Any, words
     assert words in refused(tmp_path / "d.npz", **arrays)
 
 
+def sharded(folder: Path, *shards: dict[str, np.ndarray]) -> Path:
+    for i, arrays in enumerate(shards):
+        place = folder / f"part-{i}" / "x.npz"
+        place.parent.mkdir()
+        np.savez(place, **arrays)
+    (folder / "README.md").write_text("about the data")
+    return folder
+
+
+def test_a_directory_is_read_file_by_file_and_batches_reach_over_their_ends(tmp_path: Path) -> None:
+    whole, numbers = ramp(11), np.arange(11)
+    parts = [slice(0, 3), slice(3, 3), slice(3, 10), slice(10, 11)]
+    folder = sharded(tmp_path, *({"x": whole[part], "labels": numbers[part]} for part in parts))
+    data = DataSetFile(folder, "u", (X,), ())
+    assert (data.samples, data.labelled) == (11, True)
+    batches = list(data.batches(4, 100))
+    assert [len(batch["x"]) for batch, _ in batches] == [4, 4, 3]
+    assert np.array_equal(np.concatenate([batch["x"] for batch, _ in batches]), whole)
+    assert np.concatenate([labels for _, labels in batches if labels is not None]).tolist() == numbers.tolist()
+    assert [len(batch["x"]) for batch, _ in data.batches(4, 5)] == [4, 1]
+
+
+@pytest.mark.parametrize(
+    ("second", "words"),
+    [
+        ({"x": ramp(2)}, "part-1/x.npz: it and part-0/x.npz do not both have ['labels']"),
+        ({"x": ramp(2), "labels": np.ones((2, 2))}, "array 'labels' has samples of shape [2], those in part-0/x.npz"),
+        ({"x": np.ones((2, 4), np.float32), "labels": np.arange(2)}, "part-1/x.npz: array 'x' is of shape [2, 4]"),
+        ({"z": ramp(2), "labels": np.arange(2)}, "part-1/x.npz: it lacks ['x']"),
+    ],
+)
+def test_a_file_that_does_not_fit_the_others_is_refused_by_name(
+    tmp_path: Path, second: dict[str, np.ndarray], words: str
+) -> None:
+    folder = sharded(tmp_path, {"x": ramp(2), "labels": np.arange(2)}, second)
+    with pytest.raises(Rejected) as e:
+        DataSetFile(folder, "s3://d/", (X,), ())
+    assert e.value.reason is Reason.DATASET_INVALID
+    assert words in e.value.message
+
+
+def test_A27_a_directory_without_data_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(Rejected, match=r"without any \*\.npz"):
+        DataSetFile(sharded(tmp_path), "s3://d/", (X,), ())
+
+
+def test_chosen_samples_come_in_full_batches(tmp_path: Path) -> None:
+    data = opened(tmp_path / "d.npz", x=ramp(9), labels=np.arange(9))
+    found = [batch["x"] for batch in data.chosen([7, 0, 4, 40], 2)]
+    assert np.array_equal(np.concatenate(found), ramp(9)[[0, 4, 7, 0]])
+
+
 def test_a_shape_outside_of_every_profile_is_refused(tmp_path: Path) -> None:
     tensor = GraphTensor("x", "FP32", ("n", "length"))
     profile = Profile({"x": ShapeRange((1, 1), (1, 2), (1, 2))})

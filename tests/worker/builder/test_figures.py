@@ -31,6 +31,30 @@ def test_streamed_figures_are_those_of_the_whole() -> None:
     assert (found.nonfinite, found.constant) == (0, False)
 
 
+def test_standard_errors_are_those_of_the_samples() -> None:
+    found = summed(REFERENCE, ENGINE).figures()
+    wide, other = REFERENCE.astype(np.float64), ENGINE.astype(np.float64)
+    squares = ((wide - other) ** 2).sum(1)
+    cosines = (wide * other).sum(1) / np.linalg.norm(wide, axis=1) / np.linalg.norm(other, axis=1)
+    root = np.sqrt(len(squares))
+    assert found.vectors == 101
+    assert found.rmse_error == pytest.approx(squares.std(ddof=1) / root / squares.mean() / 2, rel=1e-6)
+    assert found.cosine_error == pytest.approx(cosines.std(ddof=1) / root / (1 - cosines).mean(), rel=1e-3)
+
+
+def test_against_truth_the_errors_of_both_vary_together() -> None:
+    truth = REFERENCE[:, :1].astype(np.float64)
+    sums = OutputSums()
+    sums.add_truth(REFERENCE[:, 1:2], REFERENCE[:, 1:2] + np.float32(0.01), truth)
+    paired = sums.figures().truth_error
+    other = OutputSums()
+    other.add_truth(REFERENCE[:, 1:2], REFERENCE[::-1, 2:3], truth)
+    apart = other.figures().truth_error
+    assert paired is not None
+    assert apart is not None
+    assert paired < apart / 20
+
+
 def test_equal_outputs_have_perfect_figures_even_when_they_are_zero() -> None:
     for array in (REFERENCE, np.zeros((5, 3), np.float32)):
         found = summed(array, array.copy()).figures()
@@ -77,16 +101,16 @@ def test_A22_an_output_of_another_shape_is_wholly_wrong_and_ragged_ones_are_comp
 
 def test_an_engine_that_contradicts_itself_in_another_batch_size_has_that_cosine() -> None:
     sums = summed(REFERENCE, REFERENCE.copy())
-    sums.add_size(REFERENCE[:4], REFERENCE[:4].copy())
+    sums.add_repeat(REFERENCE[:4], REFERENCE[:4].copy())
     assert sums.figures().cosine_mean == pytest.approx(1)
-    sums.add_size(REFERENCE[:4], -REFERENCE[:4])
+    sums.add_repeat(REFERENCE[:4], -REFERENCE[:4])
     assert sums.figures().cosine_mean == pytest.approx(-1)
     assert sums.figures().relative_rmse == 0
 
 
 def test_another_batch_size_that_gives_nan_is_not_finite() -> None:
     sums = summed(REFERENCE, REFERENCE.copy())
-    sums.add_size(REFERENCE[:4], np.full_like(REFERENCE[:4], np.nan))
+    sums.add_repeat(REFERENCE[:4], np.full_like(REFERENCE[:4], np.nan))
     assert sums.figures().nonfinite == 24
 
 

@@ -65,7 +65,7 @@ def test_a_model_goes_from_its_file_to_a_published_engine(tmp_path: Path) -> Non
     assert [golden.rows for golden in manifest.golden] == [1, 4]
     figures = built.build.artifact.figures
     assert figures is not None
-    assert (figures.samples, figures.shapes_checked) == (700, (1, 4, 8))
+    assert (figures.samples, figures.shapes_checked) == (700, (1, 2, 4, 8))
 
     code, again = jobs.resolve()
     assert again.resolve is not None

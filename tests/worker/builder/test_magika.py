@@ -12,14 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from trtmodel_contract.gate import GateFigures, Task, Thresholds, Verdict, judge
 from trtmodel_contract.identity import EngineSettings, KeepPrecision, Profile, ShapeRange
 from trtmodel_contract.jobs import DataSet
-from trtmodel_worker.builder import gate
+from trtmodel_worker.builder import gate, sensitivity
 from trtmodel_worker.builder.dataset import DataSetFile
 from trtmodel_worker.engines.base import Lane
 from trtmodel_worker.engines.building import CalibrationData
+from trtmodel_worker.engines.onnxruntime.build import OnnxBuilder
 from trtmodel_worker.engines.registry import builder, runtime
 
 pytestmark = pytest.mark.slow
@@ -63,22 +65,23 @@ def magika(tmp_path_factory: pytest.TempPathFactory) -> Magika:
     return Magika(source, x, folder)
 
 
-def lane(magika: Magika, **settings: Any) -> Lane:
-    calibration = None
-    if settings["precision"] == "INT8":
-        batches = ({"bytes": magika.x[i : i + 4]} for i in range(0, CALIBRATION, 4))
-        calibration = CalibrationData(batches, settings.pop("method"), True)
+def calibration(magika: Magika, method: str = "MinMax", samples: int = CALIBRATION) -> CalibrationData:
+    rows = min(4, samples)
+    return CalibrationData(({"bytes": magika.x[i : i + rows]} for i in range(0, samples, rows)), method, True)
+
+
+def lane(magika: Magika, data: CalibrationData | None = None, source: Path | None = None, **settings: Any) -> Lane:
     plan = magika.folder / "plan"
-    builder("ONNXRuntime").build(magika.source, EngineSettings("ONNXRuntime", **settings), calibration, plan)
+    builder("ONNXRuntime").build(source or magika.source, EngineSettings("ONNXRuntime", **settings), data, plan)
     return runtime("ONNXRuntime").load(memoryview(plan.read_bytes()), PROFILES, 64).create_lane()
 
 
-def figures(magika: Magika, candidate: Lane) -> GateFigures:
+def figures(magika: Magika, candidate: Lane, samples: int = SAMPLES) -> GateFigures:
     graph = builder("ONNXRuntime").inspect(magika.source)
     data = DataSetFile(magika.folder / "eval.npz", "eval.npz", graph.inputs, PROFILES)
-    asked = DataSet("eval.npz", SAMPLES, "0" * 64)
+    asked = DataSet("eval.npz", samples, "0" * 64)
     reference = gate.Reference(magika.source, 1)
-    return gate.measure(reference, candidate, graph, data, asked, Task.CLASSIFICATION)
+    return gate.measure(reference, candidate, graph, data, asked, Task.CLASSIFICATION, PROFILES).figures
 
 
 def test_the_optimised_graph_answers_as_the_original(magika: Magika) -> None:
@@ -93,7 +96,8 @@ def test_the_optimised_graph_answers_as_the_original(magika: Magika) -> None:
 
 @pytest.mark.parametrize("method", ["Entropy", "MinMax"])
 def test_int8_keeps_the_answers_and_is_much_faster(magika: Magika, method: str) -> None:
-    candidate, original = lane(magika, precision="INT8", method=method), lane(magika, precision="FP32")
+    candidate = lane(magika, calibration(magika, method), precision="INT8")
+    original = lane(magika, precision="FP32")
     found = figures(magika, candidate)
     verdict = judge(found, LIMITS)
     assert verdict.verdict is Verdict.PASS, verdict.sentence
@@ -103,9 +107,49 @@ def test_int8_keeps_the_answers_and_is_much_faster(magika: Magika, method: str) 
     assert min(spent["original"]) > 1.6 * min(spent["candidate"])
 
 
+def test_int8_that_was_calibrated_with_a_single_sample_does_not_pass(magika: Magika) -> None:
+    verdict = judge(figures(magika, lane(magika, calibration(magika, samples=1), precision="INT8")), LIMITS)
+    assert verdict.verdict is not Verdict.PASS
+    print("ONE", verdict.verdict, verdict.sentence)
+
+
+def test_weights_that_are_damaged_fail_and_the_sentence_says_how_many_answers_got_worse(magika: Magika) -> None:
+    """The engine was built of a file in which one weight's rows are shuffled: a truncated upload, a wrong converter."""
+    model = onnx.load(magika.source)
+    weight = max(model.graph.initializer, key=lambda tensor: len(tensor.raw_data))
+    values = onnx.numpy_helper.to_array(weight)
+    weight.CopyFrom(onnx.numpy_helper.from_array(np.random.default_rng(0).permuted(values, axis=0), weight.name))
+    onnx.save(model, magika.folder / "damaged.onnx")
+    found = figures(magika, lane(magika, source=magika.folder / "damaged.onnx", precision="FP32"))
+    verdict = judge(found, LIMITS)
+    print("DAMAGED", verdict.verdict, verdict.sentence)
+    assert verdict.verdict is Verdict.FAIL
+
+
+def test_twenty_samples_do_not_prove_half_a_per_cent_and_the_verdict_says_how_many_would(magika: Magika) -> None:
+    found = figures(magika, lane(magika, precision="FP32"), samples=20)
+    verdict = judge(found, Thresholds(top1_delta=0.005))
+    assert verdict.verdict is Verdict.INCONCLUSIVE
+    assert "20 labelled samples (0 worse, 0 better) neither proves nor disproves the limit of 0.50%" in verdict.sentence
+    assert "about 598 samples would decide" in verdict.sentence
+
+
 def test_A05_half_precision_overflows_in_its_layer_norm_and_fails_the_gate(magika: Magika) -> None:
     verdict = judge(figures(magika, lane(magika, precision="FP16")), LIMITS)
     assert verdict.verdict is Verdict.FAIL
+    print("FP16", verdict.sentence)
+
+
+def test_A05_the_nodes_that_overflow_are_named_and_with_them_kept_it_passes(magika: Magika) -> None:
+    settings = EngineSettings("ONNXRuntime", "FP16")
+    graph = OnnxBuilder().reduced(magika.source, settings, None, magika.folder)
+    assert graph is not None
+    found = sensitivity.find(graph, [{"bytes": magika.x[:8]}], magika.folder)
+    assert found is not None
+    print("HINT", found)
+    kept = KeepPrecision(tuple(each.pattern for each in found.kept))
+    verdict = judge(figures(magika, lane(magika, precision="FP16", keep_precision=kept)), LIMITS)
+    assert verdict.verdict is Verdict.PASS, verdict.sentence
 
 
 def test_half_precision_passes_with_the_layer_norm_kept(magika: Magika) -> None:

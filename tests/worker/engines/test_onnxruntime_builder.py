@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 from trtmodel_contract.identity import EngineSettings, KeepPrecision
 from trtmodel_contract.jobs import Reason
 from trtmodel_worker.engines.building import CalibrationData, Rejected
-from trtmodel_worker.engines.onnxruntime import int8
+from trtmodel_worker.engines.precision import calibrate
 from trtmodel_worker.engines.registry import builder, runtime
 
 
@@ -97,23 +98,25 @@ def test_int8_of_a_graph_without_anything_to_quantise_is_refused(tmp_path: Path)
 
 
 def test_calibration_reads_batch_by_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    held: list[int] = []
-    real = int8.create_calibrator
+    """No batch is asked for before the one before it was seen, and none is kept."""
+    events: list[str] = []
 
-    def watched(*arguments: Any, **options: Any) -> Any:
-        made = real(*arguments, **options)
-        collect = made.collect_data
+    def batches() -> Iterator[dict[str, np.ndarray]]:
+        for seed in range(3):
+            events.append("read")
+            yield {"x": images(4, seed)}
 
-        def collecting(reader: Any) -> None:
-            collect(reader)
-            held.append(len(made.intermediate_outputs))
+    real = calibrate._Histogram.add
 
-        made.collect_data = collecting
-        return made
+    def add(histogram: Any, values: np.ndarray) -> None:
+        if events[-1] == "read":
+            events.append("seen")
+        real(histogram, values)
 
-    monkeypatch.setattr(int8, "create_calibrator", watched)
-    build(models.convolution(tmp_path / "m.onnx"), tmp_path / "plan", calibration(16), precision="INT8")
-    assert held == [0, 0, 0, 0]
+    monkeypatch.setattr(calibrate._Histogram, "add", add)
+    data = CalibrationData(batches(), "Entropy", True)
+    build(models.convolution(tmp_path / "m.onnx"), tmp_path / "plan", data, precision="INT8")
+    assert events == ["read", "seen"] * 3
 
 
 def test_A05_values_that_overflow_half_precision_do_so_in_an_fp16_plan(tmp_path: Path) -> None:

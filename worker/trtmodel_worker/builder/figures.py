@@ -21,37 +21,47 @@ class OutputSums:
     of another shape than the reference's counts as wholly wrong."""
 
     def __init__(self) -> None:
-        self._cosine_sum, self._cosine_worst, self._vectors = 0.0, math.inf, 0
+        self._distances, self._squares = _Moments(), _Moments()  # of each vector: 1 - cosine, sum of squared errors
+        self._cosine_worst = math.inf
         self._squared_error, self._values = 0.0, 0
         self._mean, self._squared_deviation = 0.0, 0.0
         self._max_abs, self._nonfinite = 0.0, 0
         self._first: tuple[Wide, Wide] | None = None
         self._reference_varies, self._engine_varies = False, False
         self._least_agreement = math.inf
-        self._truth_reference, self._truth_engine, self._truths = 0.0, 0.0, 0
+        self._truth_reference, self._truth_engine, self._truths = _Moments(), _Moments(), 0
+        self._truth_products = 0.0
 
-    def add(self, reference: Array, engine: Array, rows: int) -> None:
-        """One batch of samples."""
+    def add(self, reference: Array, engine: Array, rows: int) -> Wide:
+        """One batch of samples. Returns the error of each vector relative to the reference's length; infinite where it
+        cannot be told."""
         pair = self._compare(reference, engine, rows)
         if pair is None:
-            return
-        expected, found, cosines = pair
-        self._cosine_sum += float(cosines.sum())
-        self._vectors += len(cosines)
-        self._add_error(expected, found)
+            return np.full(rows, np.inf)
+        expected, found, cosines, broken = pair
+        squares = ((expected - found) ** 2).sum(axis=1)
+        self._distances.add(1 - cosines)
+        self._squares.add(squares)
+        self._squared_error += float(squares.sum())
+        self._add_deviation(expected)
         self._watch(expected, found)
+        lengths = np.linalg.norm(expected, axis=1)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            relative = np.where(squares == 0, 0.0, np.sqrt(squares) / lengths)
+        return np.where(broken, np.inf, relative)
 
-    def add_size(self, usual: Array, other: Array) -> None:
-        """The engine's answers to the same samples in its usual batch size and in another one. A size adds no samples:
-        it is a repeat. But an engine that contradicts itself is wrong, so the mean cosine is at most what it has with
-        itself."""
-        if usual.shape != other.shape:
+    def add_repeat(self, right: Array, other: Array) -> None:
+        """Answers in another shape, which adds no samples, and what they should be: the engine's own in its usual
+        shape, or the reference's. An engine that contradicts either is wrong, so the mean cosine is at most that of
+        these answers."""
+        if right.shape != other.shape:
             self._least_agreement = 0.0
             return
-        expected, found = _wide(usual, len(usual)), _wide(other, len(usual))
-        broken = np.isfinite(expected) & ~np.isfinite(found)
-        self._nonfinite += int(broken.sum())
-        known = np.isfinite(expected) & np.isfinite(found)
+        vectors = len(right) if right.ndim and len(right) else 1
+        expected, found = _wide(right, vectors), _wide(other, vectors)
+        known = np.isfinite(expected)
+        self._nonfinite += int((known & ~np.isfinite(found)).sum())
+        known &= np.isfinite(found)
         cosines = _cosines(np.where(known, expected, 0.0), np.where(known, found, 0.0))
         self._least_agreement = min(self._least_agreement, float(cosines.mean()))
 
@@ -60,32 +70,52 @@ class OutputSums:
         if reference.size != labels.size:
             text = f"labels of {labels.shape[1:]} per sample do not fit an output of {reference.shape[1:]}"
             raise Rejected(Reason.DATASET_INVALID, text)
-        truth = labels.astype(np.float64).reshape(-1)
+        truth = _wide(labels, len(labels))
         with np.errstate(invalid="ignore", over="ignore"):
-            self._truth_reference += float(((reference.astype(np.float64).reshape(-1) - truth) ** 2).sum())
-            self._truth_engine += float(((engine.astype(np.float64).reshape(-1) - truth) ** 2).sum())
+            before = ((_wide(reference, len(labels)) - truth) ** 2).sum(axis=1)
+            same = engine.size == labels.size
+            after = ((_wide(engine, len(labels)) - truth) ** 2).sum(axis=1) if same else np.full(len(labels), np.inf)
+            self._truth_reference.add(before)
+            self._truth_engine.add(after)
+            self._truth_products += float((before * after).sum())
         self._truths += truth.size
 
     def figures(self) -> OutputFigures:
         rmse = math.sqrt(self._squared_error / self._values) if self._values else math.nan
         deviation = math.sqrt(self._squared_deviation / self._values) if self._values else math.nan
+        mean = 1 - self._distances.mean if self._distances.count else math.nan
         truths = self._truths
         return OutputFigures(
-            cosine_mean=min(self._cosine_sum / self._vectors, self._least_agreement) if self._vectors else math.nan,
+            cosine_mean=min(mean, self._least_agreement),
             cosine_worst=self._cosine_worst,
             relative_rmse=0.0 if rmse == 0 else rmse / deviation if deviation > 0 else math.inf,
             max_abs=self._max_abs,
             nonfinite=self._nonfinite,
             constant=self._reference_varies and not self._engine_varies,
-            truth_rmse_reference=math.sqrt(self._truth_reference / truths) if truths else None,
-            truth_rmse_engine=math.sqrt(self._truth_engine / truths) if truths else None,
+            truth_rmse_reference=math.sqrt(self._truth_reference.total / truths) if truths else None,
+            truth_rmse_engine=math.sqrt(self._truth_engine.total / truths) if truths else None,
+            vectors=self._truth_reference.count or self._distances.count,
+            # One contradiction is enough: it is no mean of samples.
+            cosine_error=0.0 if self._least_agreement < mean else self._distances.relative_error(),
+            rmse_error=self._squares.relative_error() / 2,  # a root halves it
+            truth_error=self._truth_error() if truths else None,
         )
 
-    def _compare(self, reference: Array, engine: Array, rows: int) -> tuple[Wide, Wide, Wide] | None:
+    def _truth_error(self) -> float:
+        """Relative standard error of RMSE / RMSE, by the delta method: of errors of the same samples, which vary
+        together."""
+        before, after = self._truth_reference, self._truth_engine
+        if not before.total or not after.total:
+            return 0.0
+        together = self._truth_products / (before.count * before.mean * after.mean) - 1
+        variance = before.relative_variance() + after.relative_variance() - 2 * together
+        return math.sqrt(max(0.0, variance) / max(1, before.count - 1)) / 2 if math.isfinite(variance) else math.inf
+
+    def _compare(self, reference: Array, engine: Array, rows: int) -> tuple[Wide, Wide, Wide, NDArray[np.bool_]] | None:
         if reference.shape != engine.shape:
             self._cosine_worst, self._max_abs = 0.0, math.inf
             self._squared_error = math.inf
-            self._vectors += 1
+            self._distances.add(np.ones(1))
             return None
         vectors = rows if reference.ndim and reference.shape[0] == rows else 1
         expected, found = _wide(reference, vectors), _wide(engine, vectors)
@@ -99,14 +129,13 @@ class OutputSums:
         if found.size:
             self._max_abs = max(self._max_abs, float(np.abs(expected - found).max()))
         self._cosine_worst = min(self._cosine_worst, float(cosines.min()))
-        return expected, found, cosines
+        return expected, found, cosines, np.asarray(broken.any(axis=1))
 
-    def _add_error(self, expected: Wide, found: Wide) -> None:
+    def _add_deviation(self, expected: Wide) -> None:
         """Chan's update of mean and deviation: sums of squares lose all digits of outputs far from zero."""
         count = expected.size
         if not count:
             return
-        self._squared_error += float(((expected - found) ** 2).sum())
         mean = float(expected.mean())
         shift, total = mean - self._mean, self._values + count
         self._squared_deviation += float(((expected - mean) ** 2).sum()) + shift**2 * self._values * count / total
@@ -122,6 +151,35 @@ class OutputSums:
             return
         self._reference_varies = self._reference_varies or bool((expected != first_expected).any())
         self._engine_varies = self._engine_varies or bool((found != first_found).any())
+
+
+class _Moments:
+    """Count, sum and sum of squares of what is not below zero."""
+
+    def __init__(self) -> None:
+        self.count, self.total, self._squares = 0, 0.0, 0.0
+
+    def add(self, values: Wide) -> None:
+        self.count += len(values)
+        self.total += float(values.sum())
+        self._squares += float((values**2).sum())
+
+    @property
+    def mean(self) -> float:
+        return self.total / self.count
+
+    def relative_variance(self) -> float:
+        """Of one value, relative to the mean's square; 0 where all are 0."""
+        if not self.total:
+            return 0.0
+        return max(0.0, self._squares / self.count / self.mean**2 - 1)
+
+    def relative_error(self) -> float:
+        """Standard error of the mean, relative to it."""
+        if self.count < 2:
+            return 0.0
+        variance = self.relative_variance()
+        return math.sqrt(variance / (self.count - 1)) if math.isfinite(variance) else math.inf
 
 
 class Top1Counts:

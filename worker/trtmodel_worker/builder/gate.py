@@ -1,31 +1,36 @@
 """The gate: the engine, through the code path that serves, against ONNX Runtime FP32 on the original file.
 
-Samples run in batches of the profile's optimum. Each other batch size of the profiles (least and greatest) runs over
-the first samples, and must answer as the optimum did. Sizes add no samples: repeats would only pretend to be proof.
+Samples run in batches of the profile's optimum. Each other batch size runs over the first samples, and must answer as
+the optimum did. Shapes of the profiles that the data set does not have are run with its values, cut off or repeated,
+and must answer as the reference does.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import onnxruntime as ort
 from trtmodel_contract.gate import GateFigures, Task
 from trtmodel_contract.identity import Profile
-from trtmodel_contract.jobs import DataSet
+from trtmodel_contract.jobs import DataSet, Reason
 
 from trtmodel_worker.builder.dataset import DataSetFile
 from trtmodel_worker.builder.figures import OutputSums, Top1Counts
+from trtmodel_worker.builder.gate_shapes import batch_sizes, corners, fitted, said
+from trtmodel_worker.builder.observed import Findings, Observer
 from trtmodel_worker.engines.base import Array, Lane, allocate_anew
-from trtmodel_worker.engines.building import Graph
+from trtmodel_worker.engines.building import Graph, Rejected
 
 SIZE_SAMPLES = 16  # at least, per batch size: one sample that tips a rounding should not decide
 
 
 class Reference:
-    """ONNX Runtime FP32 on the original file, without the optimisations that the engine is made with."""
+    """ONNX Runtime FP32 on the original file, without the optimisations that the engine is made with. Raises Rejected
+    where there is no answer: without a reference nothing is proven."""
 
     def __init__(self, source: Path, threads: int) -> None:
         options = ort.SessionOptions()
@@ -34,24 +39,29 @@ class Reference:
         options.inter_op_num_threads = 1
         options.log_severity_level = 3
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        self._session = ort.InferenceSession(str(source), options, providers=["CPUExecutionProvider"])
+        try:
+            self._session = ort.InferenceSession(str(source), options, providers=["CPUExecutionProvider"])
+        except Exception as e:
+            text = f"ONNX Runtime cannot load the model, so there is nothing to compare the engine with: {e}"
+            raise Rejected(Reason.MODEL_INVALID, text) from e
         self.outputs = tuple(output.name for output in self._session.get_outputs())
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        return dict(zip(self.outputs, self._session.run(None, dict(inputs)), strict=True))
+        try:
+            found = self._session.run(None, dict(inputs))
+        except MemoryError:
+            raise
+        except Exception as e:
+            shapes = said({name: array.shape for name, array in inputs.items()})
+            text = f"the original model itself does not run with {shapes}: {e}"
+            raise Rejected(Reason.DATASET_INVALID, f"{text}: correct the data set, or the profile") from e
+        return dict(zip(self.outputs, found, strict=True))
 
 
-def batch_sizes(graph: Graph, profiles: tuple[Profile, ...], most: int = 0) -> tuple[int, tuple[int, ...]]:
-    """(batch size for the samples, all batch sizes that the engine must run). With `most`, the first is at most that
-    where the graph and the profiles allow it."""
-    leading = {t.name: t.dims[0] for t in graph.inputs if t.dims}
-    fixed = [d for d in leading.values() if isinstance(d, int)]
-    if fixed:
-        return fixed[0], (fixed[0],)
-    ranges = [allowed for profile in profiles for allowed in profile.inputs.values()]
-    sizes = {size[0] for allowed in ranges for size in (allowed.min, allowed.opt, allowed.max)}
-    first = ranges[0]
-    return (max(first.min[0], min(first.opt[0], most)) if most else first.opt[0]), tuple(sorted(sizes))
+@dataclass(frozen=True)
+class Measured:
+    figures: GateFigures
+    findings: Findings
 
 
 def measure(
@@ -61,32 +71,31 @@ def measure(
     data: DataSetFile,
     asked: DataSet,
     task: Task,
-) -> GateFigures:
-    """Figures without a manifest digest, which is not known before the engine is published. Raises Rejected,
-    EngineError."""
+    profiles: tuple[Profile, ...] = (),
+) -> Measured:
+    """Figures without a manifest digest, which is not known before the engine is published. `profiles` are all of the
+    engine. Raises Rejected, EngineError."""
     rows, sizes = batch_sizes(graph, data.profiles)
     sums = {tensor.name: OutputSums() for tensor in graph.outputs}
     scores = scores_output(graph) if task is Task.CLASSIFICATION else ""
+    observer = Observer(tuple(sums), scores)
     top1 = Top1Counts(data.labelled)
     truth = graph.outputs[0].name if task is Task.REGRESSION else ""
     compared = 0
     for batch, labels in data.batches(rows, asked.samples):
         count = len(next(iter(batch.values())))
         expected, found = _both(reference, lane, batch, rows, count)
-        for name, total in sums.items():
-            total.add(expected[name], found[name], count)
+        errors = {name: total.add(expected[name], found[name], count) for name, total in sums.items()}
         if scores:
             top1.add(expected[scores], found[scores], labels)
         if truth and labels is not None:
             sums[truth].add_truth(expected[truth], found[truth], labels)
+        observer.add(expected, found, errors, labels, count)
         compared += count
-    for size in sizes:
-        if size != rows:
-            inputs = data.head(math.ceil(max(SIZE_SAMPLES, size) / size) * size)
-            usual, other = _in_batches(lane, inputs, rows), _in_batches(lane, inputs, size)
-            for name in usual.keys() & other.keys():
-                sums[name].add_size(usual[name], other[name])
-    return GateFigures(
+    _run_sizes(lane, data, rows, sizes, sums)
+    observer.shapes += [said({t.name: (size, *data.shapes[t.name][1:]) for t in graph.inputs}) for size in sizes]
+    observer.shapes += _run_corners(reference, lane, data, profiles, sums)
+    figures = GateFigures(
         manifest_digest="",
         dataset_digest=asked.digest,
         task=task,
@@ -96,6 +105,34 @@ def measure(
         top1=top1.figures() if scores else None,
         shapes_checked=sizes,
     )
+    return Measured(figures, observer.findings())
+
+
+def _run_sizes(lane: Lane, data: DataSetFile, rows: int, sizes: Sequence[int], sums: Mapping[str, OutputSums]) -> None:
+    for size in sizes:
+        if size != rows:
+            inputs = data.head(math.ceil(max(SIZE_SAMPLES, size) / size) * size)
+            usual, other = _in_batches(lane, inputs, rows), _in_batches(lane, inputs, size)
+            for name, right in usual.items():
+                sums[name].add_repeat(right, other.get(name, right[:0]))  # not a row for each sample: wrong
+
+
+def _run_corners(
+    reference: Reference,
+    lane: Lane,
+    data: DataSetFile,
+    profiles: tuple[Profile, ...],
+    sums: Mapping[str, OutputSums],
+) -> list[str]:
+    """What was run, in words."""
+    ran = []
+    for shapes in corners(profiles, data.shapes):
+        inputs = fitted(data.head(next(iter(shapes.values()))[0]), shapes)
+        expected, found = reference.run(inputs), lane.run(inputs, allocate_anew)
+        for name, total in sums.items():
+            total.add_repeat(expected[name], found[name])
+        ran.append(said(shapes))
+    return ran
 
 
 def scores_output(graph: Graph) -> str:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from trtmodel_worker.builder.dataset import DataSetFile
-from trtmodel_worker.builder.gate import batch_sizes
+from trtmodel_worker.builder.gate_shapes import batch_sizes
 from trtmodel_worker.engines.base import Array, Lane, allocate_anew
 from trtmodel_worker.engines.building import Graph
 

@@ -3,6 +3,7 @@
     build     source, calibration -> plan
     prove     load the plan; golden samples; memory; gate
     reload    load it again with another number of threads: how far do its answers differ?
+    explain   after a gate that failed: which nodes does the reduced precision hurt?
 
 Request and answer are JSON files, named on the command line. The exit code says only whether there is an answer.
 """
@@ -27,13 +28,18 @@ from trtmodel_contract.jobs import CalibrationRequest, DataSet, Reason
 
 from trtmodel_worker.builder import gate, golden
 from trtmodel_worker.builder.dataset import DataSetFile, calibration_batches
+from trtmodel_worker.builder.gate_shapes import batch_sizes
+from trtmodel_worker.builder.observed import Findings
+from trtmodel_worker.builder.report import Sensitivity
 from trtmodel_worker.engines import registry
-from trtmodel_worker.engines.base import CannotLoad, Engine, EngineError, OutOfMemory
+from trtmodel_worker.engines.base import CannotLoad, DeviceLost, Engine, EngineError, OutOfMemory, Sticky
 from trtmodel_worker.engines.building import CalibrationData, Graph, Rejected
 from trtmodel_worker.engines.onnxruntime.machine import cpu_quota
+from trtmodel_worker.engines.precision.reduced import ReducingBuilder
 from trtmodel_worker.lifetime import end_with_parent
 
 CALIBRATION_ROWS = 4  # small: a calibrator holds every activation of a batch
+EXPLAIN_CALIBRATION = 64  # samples: ranges that are nearly those of the engine, in a fraction of the time
 LANES = 2
 _MORE = (
     "If that comes again: raise spec.build.resources.limits.memory, with TensorRT also spec.engine.workspace, or build "
@@ -56,7 +62,8 @@ class LocalData:
 
 @dataclass(frozen=True)
 class Request:
-    """`plan` is written by `build` and read by the others. Golden sample sets are files of `folder`."""
+    """`plan` is written by `build` and read by the others. Golden sample sets are files of `folder`. `worst` are the
+    samples that `explain` looks at, beside the first ones."""
 
     SCHEMA: ClassVar[str] = "trtmodel.io/stage-request/v1"
 
@@ -69,6 +76,7 @@ class Request:
     dataset: LocalData
     calibration: LocalData | None = None
     calibration_settings: CalibrationRequest | None = None
+    worst: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -90,22 +98,32 @@ class Answer:
     message: str = ""
     built: Mapping[str, str] | None = None
     figures: GateFigures | None = None
+    findings: Findings | None = None
+    sensitivity: Sensitivity | None = None
     gate_seconds: float = 0.0
     golden: tuple[GoldenAnswer, ...] = ()
     host_bytes: int = 0
 
 
 def build(request: Request) -> Answer:
-    calibration = None
-    if request.calibration is not None and request.calibration_settings is not None:
-        settings = request.calibration_settings
-        data = request.calibration.open(request.graph, request.engine)
-        rows, _ = gate.batch_sizes(request.graph, data.profiles, CALIBRATION_ROWS)
-        batches = calibration_batches(data, rows, settings.data.samples)
-        calibration = CalibrationData(batches, settings.method, settings.per_channel)
+    from trtmodel_worker.builder import simplify  # onnx: `prove` measures what a worker needs, which is without it
+
     builder = registry.builder(request.engine.runtime)
-    built = builder.build(Path(request.source), request.engine, calibration, Path(request.plan))
-    return Answer(built=dict(built))
+    calibration = _calibration(request)
+    data = request.dataset.open(request.graph, request.engine)
+    source, said = simplify.source(Path(request.source), request.engine, request.graph, data, Path(request.folder))
+    built = builder.build(source, request.engine, calibration, Path(request.plan))
+    return Answer(built={**built, **said})
+
+
+def _calibration(request: Request, most: int = sys.maxsize) -> CalibrationData | None:
+    if request.calibration is None or request.calibration_settings is None:
+        return None
+    settings = request.calibration_settings
+    data = request.calibration.open(request.graph, request.engine)
+    rows, _ = batch_sizes(request.graph, data.profiles, CALIBRATION_ROWS)
+    batches = calibration_batches(data, rows, min(most, settings.data.samples))
+    return CalibrationData(batches, settings.method, settings.per_channel)
 
 
 def prove(request: Request) -> Answer:
@@ -113,7 +131,7 @@ def prove(request: Request) -> Answer:
     lanes = [engine.create_lane() for _ in range(LANES)]
     data = request.dataset.open(request.graph, request.engine)
     for lane in lanes:
-        for rows in gate.batch_sizes(request.graph, data.profiles)[1]:
+        for rows in batch_sizes(request.graph, data.profiles)[1]:
             golden.run(lane, data.head(rows))
     host_bytes = _peak_bytes()  # before the reference is loaded, which no worker does
     answers = []
@@ -123,9 +141,16 @@ def prove(request: Request) -> Answer:
         answers.append(_golden_answer(request, file, found))
     started = time.monotonic()
     reference = gate.Reference(Path(request.source), cpu_quota())
-    figures = gate.measure(reference, lanes[0], request.graph, data, request.dataset.data, request.task)
-    seconds = time.monotonic() - started
-    return Answer(figures=figures, gate_seconds=seconds, golden=tuple(answers), host_bytes=host_bytes)
+    measured = gate.measure(
+        reference, lanes[0], request.graph, data, request.dataset.data, request.task, request.engine.profiles
+    )
+    return Answer(
+        figures=measured.figures,
+        findings=measured.findings,
+        gate_seconds=time.monotonic() - started,
+        golden=tuple(answers),
+        host_bytes=host_bytes,
+    )
 
 
 def reload(request: Request) -> Answer:
@@ -142,12 +167,40 @@ def reload(request: Request) -> Answer:
     return Answer(golden=tuple(answers))
 
 
+def explain(request: Request) -> Answer:
+    """Nothing where the builder does not write precision into the graph, or where nothing was reduced."""
+    from trtmodel_worker.builder import sensitivity  # onnx, as in `build`
+
+    builder = registry.builder(request.engine.runtime)
+    if not isinstance(builder, ReducingBuilder):
+        return Answer()
+    folder = Path(request.folder)
+    graph = builder.reduced(Path(request.source), request.engine, _calibration(request, EXPLAIN_CALIBRATION), folder)
+    if graph is None:
+        return Answer()
+    data = request.dataset.open(request.graph, request.engine)
+    rows, _ = batch_sizes(request.graph, data.profiles, CALIBRATION_ROWS)
+    wanted = sorted({*request.worst, *range(sensitivity.SAMPLES)})
+    samples = list(data.chosen(wanted, rows))
+    return Answer(sensitivity=sensitivity.find(graph, samples, folder))
+
+
 def _golden_answer(request: Request, file: str, found: golden.GoldenSet) -> GoldenAnswer:
     for name, spread in found.spread.items():
         if not np.isfinite(spread):
             text = f"the built engine does not answer the same twice: output {name!r} changes shape or turns NaN"
             raise Rejected(Reason.BUILD_FAILED, text)
     return GoldenAnswer(file, found.rows, golden.tolerances(found, request.engine.precision))
+
+
+def _fault_of_model(request: Request) -> str:
+    """A sentence if the model fails without an engine, too."""
+    from trtmodel_worker.builder import blame  # onnx, as in `build`
+
+    data = request.dataset.open(request.graph, request.engine)
+    sizes = batch_sizes(request.graph, data.profiles)[1]
+    words = blame.model_fails(Path(request.source), data, sizes)
+    return f"the model itself fails on the data set's first samples, in batches of {sizes}: {words}" if words else ""
 
 
 def _load(request: Request, lanes: int) -> Engine:
@@ -163,7 +216,7 @@ def _peak_bytes() -> int:
     return 0
 
 
-STAGES = {"build": build, "prove": prove, "reload": reload}
+STAGES = {"build": build, "prove": prove, "reload": reload, "explain": explain}
 
 
 def main(arguments: list[str]) -> int:
@@ -183,9 +236,13 @@ def main(arguments: list[str]) -> int:
         answer = Answer(
             rejected=Reason.BUILD_FAILED, message=f"memory ran out in stage {stage}: {e or 'no details'}. {_MORE}"
         )
+    except (Sticky, DeviceLost):
+        raise  # the device failed, not the model: without an answer the Job is tried again, maybe elsewhere
     except (CannotLoad, EngineError) as e:
         what = "the engine could not be built" if stage == "build" else f"the engine was built but fails to {stage}"
         answer = Answer(rejected=Reason.BUILD_FAILED, message=f"{what}: {e}")
+        if stage == "prove" and (fault := _fault_of_model(request)):
+            answer = Answer(rejected=Reason.MODEL_INVALID, message=fault)
     partial = Path(f"{answer_path}.part")
     partial.write_bytes(dumps(replace(answer, message=answer.message.encode("utf-8", "replace").decode())))
     partial.replace(answer_path)

@@ -1,25 +1,25 @@
 """ONNX file -> plan: precision written into the graph, then optimised for this machine by ONNX Runtime and saved.
 
 FP32   optimise
-FP16   round to half (see fp16) -> optimise
+FP16   round to half (see precision.rounded) -> optimise
 INT8   fold -> calibrate -> Q/DQ around Conv, MatMul, Gemm -> optimise; a graph with Q/DQ is taken as it is
 """
 
 from __future__ import annotations
 
-import re
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-import onnx
 import onnxruntime as ort
 from trtmodel_contract.identity import EngineSettings
 from trtmodel_contract.jobs import Reason
 
 from trtmodel_worker.engines.building import CalibrationData, Graph, Rejected
-from trtmodel_worker.engines.onnxruntime import fp16, inspect
+from trtmodel_worker.engines.onnxruntime import inspect
 from trtmodel_worker.engines.onnxruntime.graph import optimise
+from trtmodel_worker.engines.precision.reduced import Reduced
+from trtmodel_worker.engines.precision.rounded import RoundedGraph
 
 PRECISIONS = ("FP32", "FP16", "INT8")
 CALIBRATION_METHODS = ("Entropy", "MinMax")
@@ -61,34 +61,24 @@ class OnnxBuilder:
         done = {"precision": settings.precision, "runtime": "ONNXRuntime"}
         with tempfile.TemporaryDirectory(dir=plan.parent) as directory:
             ready = source
-            keep = kept(source, settings)
-            if settings.precision == "FP16":
-                ready = Path(directory) / "fp16.onnx"
-                done |= fp16.to_fp16(source, keep, ready)
-            elif settings.precision == "INT8" and calibration is not None:
-                from trtmodel_worker.engines.onnxruntime import int8  # its tools double what resolve would load
-
-                ready = Path(directory) / "int8.onnx"
-                done |= int8.to_int8(source, keep, calibration, ready)
+            graph = self.reduced(source, settings, calibration, Path(directory))
+            if graph is not None:
+                ready = Path(directory) / "reduced.onnx"
+                done |= graph.write(graph.kept, ready)
             level = _LEVELS[3 if settings.optimization_level is None else min(3, settings.optimization_level)]
             optimise(ready, plan, level)
         return done | {"graphOptimizationLevel": level.name}
 
+    def reduced(
+        self, source: Path, settings: EngineSettings, calibration: CalibrationData | None, folder: Path
+    ) -> Reduced | None:
+        """See ReducingBuilder."""
+        if settings.precision == "FP16":
+            return RoundedGraph(source, settings, folder)
+        if settings.precision == "INT8" and calibration is not None:
+            # Its tools double what resolve would load.
+            from trtmodel_worker.engines.onnxruntime import int8
+            from trtmodel_worker.engines.precision.int8 import Int8Graph
 
-def kept(source: Path, settings: EngineSettings) -> tuple[str, ...]:
-    """Names of the nodes that keep FP32. Raises Rejected if a pattern is none or matches nothing: a guard that guards
-    nothing is a mistake."""
-    if settings.keep_precision is None:
-        return ()
-    names = [node.name for node in onnx.load(source, load_external_data=False).graph.node]
-    kept: set[str] = set()
-    for pattern in settings.keep_precision.nodes:
-        try:
-            found = {name for name in names if name and re.search(pattern, name)}
-        except re.error as e:
-            raise Rejected(Reason.PRECISION_UNSUPPORTED, f"keepPrecision {pattern!r} is no pattern: {e}") from e
-        if not found:
-            text = f"keepPrecision {pattern!r} matches no node's name; the first are {', '.join(names[:5])}"
-            raise Rejected(Reason.PRECISION_UNSUPPORTED, text)
-        kept |= found
-    return tuple(sorted(kept))
+            return Int8Graph(source, settings, calibration, int8.style(), folder)
+        return None
