@@ -25,8 +25,18 @@ from trtmodel_contract.jobs import Reason
 
 from trtmodel_worker.engines.base import CannotLoad
 from trtmodel_worker.engines.building import CalibrationData, Graph, Rejected
-from trtmodel_worker.engines.onnxruntime import inspect
-from trtmodel_worker.engines.tensorrt import compat, feeding, listening, messages, precision, shapes, summary, timing
+from trtmodel_worker.engines.precision.reduced import Reduced
+from trtmodel_worker.engines.tensorrt import (
+    compat,
+    feeding,
+    inspect,
+    listening,
+    messages,
+    precision,
+    shapes,
+    summary,
+    timing,
+)
 from trtmodel_worker.engines.tensorrt.compat import (
     Builder,
     Capabilities,
@@ -39,9 +49,6 @@ from trtmodel_worker.engines.tensorrt.compat import (
 from trtmodel_worker.engines.tensorrt.device import Cuda, CudaError, NoCuda
 
 log = logging.getLogger("trtmodel.tensorrt")
-
-_INTEGERS_64 = ("INT64", "UINT64")
-_SERVED = ("FP32", "FP16", "INT8", "INT32", "INT64", "UINT8", "BOOL")
 
 
 @dataclass(frozen=True)
@@ -62,31 +69,24 @@ class TensorRtBuilder:
         self._options = options or Options()
 
     def inspect(self, source: Path) -> Graph:
-        """Takes no GPU, which TensorRT's own parser would: what it refuses shows when the engine is built. The gate
-        runs the same file with ONNX Runtime, so what that refuses is refused here."""
-        graph = inspect.inspect(source)
-        version = compat.installed_version()
-        wide = compat.parse(version) >= (10,)
-        for what, tensors in (("input", graph.inputs), ("output", graph.outputs)):
-            for tensor in tensors:
-                if tensor.datatype not in _SERVED:
-                    text = f"{what} {tensor.name!r} is {tensor.datatype}, which TensorRT has not"
-                    raise Rejected(Reason.OPERATOR_UNSUPPORTED, f"{text}: cast it inside of the graph")
-                if tensor.datatype in _INTEGERS_64 and not wide:
-                    text = f"{what} {tensor.name!r} is {tensor.datatype}, which TensorRT {version} has not"
-                    out = "make it INT32 and cast inside of the graph, or use an image with TensorRT 10 or newer"
-                    raise Rejected(Reason.OPERATOR_UNSUPPORTED, f"{text}: {out}")
-        return graph
+        return inspect.inspect(source, _version())
 
     def require(self, settings: EngineSettings, calibration_method: str | None, quantized: bool) -> None:
-        precision.require(compat.installed_version(), settings, calibration_method, quantized=quantized)
+        precision.require(_version(), settings, calibration_method, quantized=quantized)
+
+    def reduced(
+        self, source: Path, settings: EngineSettings, calibration: CalibrationData | None, folder: Path
+    ) -> Reduced | None:
+        """See ReducingBuilder."""
+        return precision.reduced(source, settings, calibration, folder)
 
     def build(
         self, source: Path, settings: EngineSettings, calibration: CalibrationData | None, plan: Path
     ) -> Mapping[str, str]:
         trt, cuda = _machine()
         quantized = precision.is_quantized(source)
-        precision.require(trt.__version__, settings, calibration and calibration.method, quantized=quantized)
+        method = calibration.method if calibration is not None else None
+        precision.require(trt.__version__, settings, method, quantized=quantized)
         if quantized:
             calibration = None  # what the graph says goes before what samples would say
         caps = compat.capabilities(trt)
@@ -154,10 +154,10 @@ class _Build:
             raise feed.failure
         if memory is None:
             raise messages.build_failed(self._said.errors, self._trt.__version__)
-        data = memoryview(memory)
+        data = bytes(memory)
         plan.write_bytes(data)
         del monitor
-        done = {
+        done: dict[str, str] = {
             "runtime": "TensorRT",
             "version": self._trt.__version__,
             "precision": self._settings.precision,
@@ -173,7 +173,7 @@ class _Build:
         if feed is not None:
             done |= {"calibrationMethod": self._method(), "calibrationBatches": str(feed.given)}
             feed.release()
-        return done | self._inspect(data)
+        return {**done, **self._inspect(data)}
 
     def _parse(self, parser: OnnxParser) -> None:
         """From the file, not from its bytes: weights may lie in files beside it."""
@@ -235,7 +235,7 @@ class _Build:
         self._said.listen = listening.Phases(lambda phase: log.info("build: %s", phase)).take
         return None
 
-    def _inspect(self, data: memoryview) -> Mapping[str, str]:
+    def _inspect(self, data: bytes) -> Mapping[str, str]:
         """Of what the engine consists. It is loaded for that, while nothing else of the build is needed any more."""
         runtime = self._trt.Runtime(self._logger)
         engine = runtime.deserialize_cuda_engine(data)
@@ -248,6 +248,14 @@ class _Build:
         identity = self._cuda.identity()
         parts = (self._trt.__version__, identity.name, identity.mig, identity.capability, self._cuda.driver())
         return " ".join(part for part in parts if part)
+
+
+def _version() -> str:
+    """Raises Rejected: what this image lacks, no retry of its Job brings."""
+    try:
+        return compat.installed_version()
+    except compat.NotInstalled as e:
+        raise Rejected(Reason.BUILD_FAILED, str(e)) from e
 
 
 def _machine() -> tuple[Trt, Cuda]:

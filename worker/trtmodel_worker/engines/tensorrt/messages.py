@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from trtmodel_contract.jobs import Reason
 
-from trtmodel_worker.engines.base import EngineError, OutOfMemory
+from trtmodel_worker.engines.base import EngineError, OutOfMemory, Sticky
 from trtmodel_worker.engines.building import Finding, Rejected, Severity
 
 SHOWN = 5  # errors in a message: the first have the cause, and a condition holds 700 bytes
@@ -19,6 +19,11 @@ _WAYS_OUT = {
     Reason.MODEL_INVALID: "check the file with `trtmodel check`, or export it anew",
 }
 _MEMORY = re.compile(r"out of memory|OutOfMemory|could not be allocated|insufficient (device )?memory", re.IGNORECASE)
+_DEVICE = re.compile(
+    r"illegal (memory access|address|instruction)|misaligned address|unspecified launch failure|launch timed out|"
+    r"uncorrectable ECC",
+    re.IGNORECASE,
+)
 # While it times kernels TensorRT logs each that it cannot use as an error, of code 9 or 10: no reason for anything.
 _SKIPPED = re.compile(r"skipping tactic|tactic .{0,80}(failed|skipped)", re.IGNORECASE | re.DOTALL)
 _NO_KERNEL = re.compile(r"could not find any implementation for node ([^\n]+?)(?:\)?\.?\)?$|\s*due to)", re.IGNORECASE)
@@ -68,6 +73,8 @@ def build_failed(said: Iterable[str], version: str) -> EngineError | Rejected:
     what = f"TensorRT {version} gives no engine: {listed}"
     if _MEMORY.search(whole):
         return OutOfMemory(what)
+    if _DEVICE.search(whole):
+        return Sticky(f"the device failed during the build, which says nothing about the model. {what}")
     found = (_NO_RUNNER.search(text) or _NO_KERNEL.search(text) for text in causes)
     if match := next(filter(None, found), None):
         text = f"TensorRT {version} has no kernel on this GPU for {_brief(match.group(1))}"

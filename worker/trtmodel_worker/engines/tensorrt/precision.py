@@ -5,15 +5,16 @@
 
     FP32    nothing is done; TF32 is off, since it keeps 10 bits of a number's 23
     FP16    flags, and the graph from 11
-    INT8    the graph: the same nodes are quantised in every version (only Conv, MatMul and Gemm, as onnxruntime.int8
-            does), the rest stays FP32. Where the parser of 8.6 or 10 does not take that graph: flags, and TensorRT's
-            own calibrator
+    BF16    the graph, from 10
+    INT8    the graph: the same nodes are quantised in every version, the rest stays FP32. Where the parser of 8.6 or 10
+            does not take that graph: flags, and TensorRT's own calibrator
 
 A source that carries Q/DQ nodes keeps them. Nothing is ever made narrower than was asked for.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import tempfile
 from collections.abc import Collection, Mapping
@@ -25,10 +26,12 @@ from trtmodel_contract.identity import EngineSettings
 from trtmodel_contract.jobs import Reason
 
 from trtmodel_worker.engines.building import CalibrationData, Rejected
-from trtmodel_worker.engines.onnxruntime.build import kept
+from trtmodel_worker.engines.precision.half import HalfGraph
+from trtmodel_worker.engines.precision.keep import NamedNode, kept
+from trtmodel_worker.engines.precision.reduced import Reduced
+from trtmodel_worker.engines.tensorrt import compat
 from trtmodel_worker.engines.tensorrt.compat import Capabilities, IBuilderConfig, INetworkDefinition, Trt
 
-PRECISIONS = ("FP32", "FP16", "INT8")
 CALIBRATION_METHODS = ("Entropy", "MinMax")
 _QUANTIZERS = {"QuantizeLinear", "DequantizeLinear"}
 
@@ -42,81 +45,76 @@ class Plan:
     flags: tuple[str, ...] = ()
     strongly_typed: bool = False
     calibrate: bool = False
-    keep: tuple[str, ...] = ()
+    keep: frozenset[str] = frozenset()
     done: Mapping[str, str] = field(default_factory=dict)
 
 
 def require(version: str, settings: EngineSettings, calibration_method: str | None, *, quantized: bool) -> None:
-    """Raises Rejected (PrecisionUnsupported) for what no version, or this one, is used for here."""
+    """Raises Rejected (PrecisionUnsupported) for what this version, or none, is used for here."""
     wanted = settings.precision
-    if wanted not in PRECISIONS:
-        text = f"{wanted} is not built with TensorRT {version}: use {', '.join(PRECISIONS)}"
-        raise Rejected(Reason.PRECISION_UNSUPPORTED, text)
+    has = ("FP32", "FP16", "INT8") if compat.parse(version) < (10,) else ("FP32", "FP16", "BF16", "INT8")
+    if wanted not in has:
+        newer = ", or an image with TensorRT 10 or newer" if wanted == "BF16" else ""
+        raise _refused(f"{wanted} is not built with TensorRT {version}: use {', '.join(has)}{newer}")
     if wanted == "INT8" and calibration_method is None and not quantized:
-        text = "INT8 needs spec.engine.calibration, or a graph that carries Q/DQ nodes: ranges are never guessed"
-        raise Rejected(Reason.PRECISION_UNSUPPORTED, text)
+        raise _refused(
+            "INT8 needs spec.engine.calibration, or a graph that carries Q/DQ nodes: ranges are never guessed"
+        )
     if wanted != "INT8" and quantized:
-        text = f"the graph carries Q/DQ nodes, so it is no {wanted}: set precision INT8, or export it without them"
-        raise Rejected(Reason.PRECISION_UNSUPPORTED, text)
+        text = f"the graph carries Q/DQ nodes, so it is no {wanted}"
+        raise _refused(f"{text}: set precision INT8, or export it without them")
     if calibration_method is not None and calibration_method not in CALIBRATION_METHODS:
-        text = f"calibration method {calibration_method} does not exist: use {' or '.join(CALIBRATION_METHODS)}"
-        raise Rejected(Reason.PRECISION_UNSUPPORTED, text)
+        text = f"calibration method {calibration_method} does not exist"
+        raise _refused(f"{text}: use {' or '.join(CALIBRATION_METHODS)}")
     keep = settings.keep_precision
     if keep is not None and keep.precision != "FP32":
-        text = f"keepPrecision {keep.precision} is not possible with TensorRT: nodes can be kept in FP32"
-        raise Rejected(Reason.PRECISION_UNSUPPORTED, text)
+        raise _refused(f"keepPrecision {keep.precision} is not possible with TensorRT: nodes can be kept in FP32")
 
 
 def is_quantized(source: Path) -> bool:
-    model = onnx.load(source, load_external_data=False)
-    return any(node.op_type in _QUANTIZERS for node in model.graph.node)
+    return any(node.op_type in _QUANTIZERS for node in _load(source).graph.node)
+
+
+def reduced(
+    source: Path, settings: EngineSettings, calibration: CalibrationData | None, folder: Path
+) -> Reduced | None:
+    """The graph that can be written with less precision. None if these settings reduce nothing. Raises Rejected."""
+    if settings.precision in ("FP16", "BF16"):
+        return HalfGraph(source, settings, folder)
+    if settings.precision == "INT8" and calibration is not None:
+        # Its tools double what resolve would load.
+        from trtmodel_worker.engines.precision.int8 import TENSORRT, Int8Graph
+
+        return Int8Graph(source, settings, calibration, TENSORRT, folder)
+    return None
 
 
 def plan(
     caps: Capabilities, source: Path, settings: EngineSettings, calibration: CalibrationData | None, folder: Path
 ) -> Plan:
     """`folder`: for files that have to live until the parser has read them. Raises Rejected."""
-    keep = kept(source, settings)
+    if settings.precision == "FP16" and caps.weak_types:
+        return _flags(source, settings, ("FP16",))
+    # A network of weak types takes Q/DQ nodes only if INT8 is allowed; one of strong types allows no flag.
+    strongly_typed = caps.strong_typing_by_flag or not caps.weak_types
+    flags = ("INT8",) if settings.precision == "INT8" and not strongly_typed else ()
+    graph = reduced(source, settings, calibration, folder)
+    if graph is not None:
+        target = folder / "reduced.onnx"
+        return Plan("graph", target, flags, strongly_typed, done=graph.write(graph.kept, target))
     if settings.precision == "INT8":
-        return _int8(caps, source, keep, calibration, folder)
-    if settings.precision == "FP16" and not caps.weak_types:
-        target = folder / "fp16.onnx"
-        return Plan("graph", target, strongly_typed=True, done=to_half(source, keep, target))
-    if settings.precision == "FP16":
-        return Plan("flags", source, ("FP16",), keep=keep, done={"keptNodes": str(len(keep))})
-    return Plan("none", source, strongly_typed=not caps.weak_types)
+        return Plan("graph", source, flags, strongly_typed, done={"quantizedNodes": "as in the source"})
+    return Plan("none", source, strongly_typed=strongly_typed)
 
 
 def by_calibrator(source: Path, settings: EngineSettings) -> Plan:
     """INT8 by TensorRT's own means, for 8.6 and 10."""
-    keep = kept(source, settings)
-    return Plan("flags", source, ("INT8",), calibrate=True, keep=keep, done={"keptNodes": str(len(keep))})
+    return dataclasses.replace(_flags(source, settings, ("INT8",)), calibrate=True)
 
 
-def _int8(
-    caps: Capabilities, source: Path, keep: tuple[str, ...], calibration: CalibrationData | None, folder: Path
-) -> Plan:
-    # A network of weak types takes Q/DQ nodes only if INT8 is allowed; one of strong types allows no flag.
-    weak = caps.weak_types and not caps.strong_typing_by_flag
-    flags = ("INT8",) if weak else ()
-    if calibration is None:
-        return Plan("graph", source, flags, strongly_typed=not weak, done={"quantizedNodes": "as in the source"})
-    target = folder / "int8.onnx"
-    from trtmodel_worker.engines.tensorrt import quantise  # its tools double what resolve would load
-
-    done = quantise.to_int8(source, keep, calibration, target)
-    return Plan("graph", target, flags, strongly_typed=not weak, done=done)
-
-
-def to_half(source: Path, keep: Collection[str], target: Path) -> dict[str, str]:
-    """Weights and values in half precision, casts around the nodes in `keep`; inputs and outputs stay as they are."""
-    from onnxruntime.transformers.float16 import convert_float_to_float16
-
-    model = onnx.load(source)
-    before = len(model.graph.node)
-    half = convert_float_to_float16(model, keep_io_types=True, op_block_list=[], node_block_list=sorted(keep))
-    onnx.save(half, target)
-    return {"keptNodes": str(len(keep)), "castsAdded": str(len(half.graph.node) - before)}
+def _flags(source: Path, settings: EngineSettings, flags: tuple[str, ...]) -> Plan:
+    keep = kept(settings.keep_precision, (NamedNode(n.name, n.op_type) for n in _load(source).graph.node))
+    return Plan("flags", source, flags, keep=keep, done={"keptNodes": str(len(keep))})
 
 
 def set_flags(trt: Trt, caps: Capabilities, config: IBuilderConfig, flags: Collection[str]) -> None:
@@ -129,22 +127,19 @@ def set_flags(trt: Trt, caps: Capabilities, config: IBuilderConfig, flags: Colle
 
 
 def keep_layers(
-    trt: Trt, caps: Capabilities, config: IBuilderConfig, network: INetworkDefinition, keep: Collection[str]
+    trt: Trt, caps: Capabilities, config: IBuilderConfig, network: INetworkDefinition, keep: frozenset[str]
 ) -> int:
-    """Layers of the nodes in `keep` compute in FP32 and hand FP32 on. How many there are. Raises Rejected if a node has
-    none: the parser merged it into another, and a guard that guards nothing is a mistake."""
+    """Layers of the nodes in `keep` compute in FP32 and hand FP32 on. How many there are. Raises Rejected if there are
+    none, since a guard that guards nothing is a mistake: the parser may have merged them into others."""
     if not caps.weak_types or not keep:
         return 0
     # The parser names a node's first layer after it, further ones with a number behind.
     floating = (trt.DataType.FLOAT, trt.DataType.HALF)
-    found: set[str] = set()
     count = 0
     for index in range(network.num_layers):
         layer = network.get_layer(index)
-        node = next((n for n in (layer.name, re.sub(r"_\d+$", "", layer.name)) if n in keep), None)
-        if node is None:
+        if not keep & {layer.name, re.sub(r"_\d+$", "", layer.name)}:
             continue
-        found.add(node)
         floats = [i for i in range(layer.num_outputs) if layer.get_output(i).dtype in floating]
         if not floats or layer.type == trt.LayerType.CONSTANT:
             continue
@@ -152,10 +147,10 @@ def keep_layers(
         for i in floats:
             layer.set_output_type(i, trt.DataType.FLOAT)
         count += 1
-    lost = sorted(set(keep) - found)
-    if lost:
-        text = f"keepPrecision: TensorRT's parser made no layer of {', '.join(lost[:5])}"
-        raise Rejected(Reason.PRECISION_UNSUPPORTED, f"{text}: name the nodes before and after, too, or leave them out")
+    if count == 0:
+        shown = ", ".join(sorted(keep)[:5])
+        text = f"keepPrecision: TensorRT's parser made no layer that computes with floats of {shown}"
+        raise _refused(f"{text}: name the nodes before and after them, too, or leave them out")
     config.set_flag(trt.BuilderFlag.OBEY_PRECISION_CONSTRAINTS)
     return count
 
@@ -163,3 +158,11 @@ def keep_layers(
 def scratch(plan_file: Path) -> tempfile.TemporaryDirectory[str]:
     """A folder for rewritten graphs, on the volume of the plan: they are as large as the model."""
     return tempfile.TemporaryDirectory(dir=plan_file.parent, prefix="graph-")
+
+
+def _load(source: Path) -> onnx.ModelProto:
+    return onnx.load(source, load_external_data=False)
+
+
+def _refused(text: str) -> Rejected:
+    return Rejected(Reason.PRECISION_UNSUPPORTED, text)

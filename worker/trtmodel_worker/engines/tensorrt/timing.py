@@ -71,7 +71,7 @@ def attach(config: IBuilderConfig, folder: Path, key: str) -> int:
 def keep(config: IBuilderConfig, folder: Path, key: str) -> int:
     """Write what the builder knows now. Bytes, 0 if it gives nothing."""
     cache: ITimingCache = config.get_timing_cache()
-    data = bytes(memoryview(cache.serialize())) if cache is not None else b""
+    data = bytes(cache.serialize()) if cache is not None else b""
     if data:
         folder.mkdir(exist_ok=True)
         partial = folder / f"{BUILT}.part"
