@@ -108,6 +108,15 @@ def test_a_pin_that_cannot_be_read_stops_everything(store: ArtifactStore, tmp_pa
     assert revoked(store) == [False]
 
 
+def test_a_pin_that_a_job_is_writing_or_was_killed_at_stops_nothing(store: ArtifactStore, tmp_path: Path) -> None:
+    pins.pin(store, "c", MODEL, [publish(store)])
+    store.objects.put(f"{layout.pins_prefix(store.root, 'c', MODEL.uid)}.{'a' * 32}", b"")
+    assert run(store).kept == 1
+    age(tmp_path)
+    run(store)
+    assert len(keys(store, "pins")) == 1
+
+
 def test_an_engine_that_a_job_pins_after_it_was_put_out_of_use_comes_back(store: ArtifactStore, tmp_path: Path) -> None:
     digest, other = publish(store, "1111111111", b"one"), publish(store, "2222222222", b"two")
     age(tmp_path)

@@ -31,7 +31,7 @@ SETTLE_SECONDS = 300.0
 BATCH = 50  # blobs in the trash at a time: one that was published again is missed for so long
 TIMING_SECONDS = 90 * 86400.0  # a timing cache that no build renewed for so long is of a runtime that is gone
 _DIGEST = re.compile(rb"[0-9a-f]{64}")
-_LEFT_OVER = re.compile(r".*/\.[0-9a-f]{32}")  # what a killed writer left in a directory that serves as a bucket
+_LEFT_OVER = re.compile(r".*/\.[0-9a-f]{32}")  # of a writer in a directory that serves as a bucket, at work or killed
 
 Say = Callable[[str], None]
 
@@ -228,7 +228,7 @@ class _Run:
 
     def _pinned(self) -> frozenset[str]:
         """Digests of manifests that any model of any cluster needs, as of now."""
-        listed = {entry.key for entry in self._objects.entries(layout.pins_prefix(self._root))}
+        listed = {key for key in self._objects.list(layout.pins_prefix(self._root)) if not _LEFT_OVER.fullmatch(key)}
         for key in listed - self._pins.keys():
             try:
                 self._pins[key] = frozenset(loads(Pin, self._store.read(key)).digests)

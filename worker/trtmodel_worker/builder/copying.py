@@ -49,7 +49,8 @@ def copy(
     _require_unrevoked(source, manifest, digest)
     _require_unrevoked(destination, manifest, digest)
     prefix = layout.gates_prefix(source.root, digest)
-    figures = {key.removeprefix(prefix): source.read(key) for key in source.objects.list(prefix)}
+    keys = [key for key in source.objects.list(prefix) if key.endswith(".json")]
+    figures = {key.removeprefix(prefix): source.read(key) for key in keys}
     named = {blob for data in (document, *figures.values()) for blob in _blobs(_parsed(data))}
     sent = _send(source, destination, named, cache, say)
     for name, data in figures.items():
