@@ -7,6 +7,9 @@ import json
 import sys
 from pathlib import Path
 
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "contract"), str(ROOT / "worker")]
+
 
 def main(request):
     from trtmodel_worker.engines.tensorrt import compat
