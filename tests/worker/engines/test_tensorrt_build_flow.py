@@ -90,6 +90,22 @@ def test_where_the_parser_refuses_q_dq_the_calibrator_reads_the_same_data(
     assert asked.config.calibration_profile == {"x": ((4, 8),) * 3}
 
 
+def test_where_a_quantised_node_has_no_kernel_the_calibrator_is_tried(
+    world: Callable[[str], World], source: Path, tmp_path: Path
+) -> None:
+    asked = world(OLD)
+    asked.plans = [None]
+    asked.errors = ["10: Error Code 10: Internal Error (Could not find any implementation for node product.)"]
+    calibration = CalibrationData(batches(), "Entropy", per_channel=True)
+    done = TensorRtBuilder().build(source, settings("INT8"), calibration, tmp_path / "plan")
+    assert done["precisionPath"] == "flags"
+    asked.plans = [None, None]
+    calibration = CalibrationData(batches(), "Entropy", per_channel=True)
+    with pytest.raises(Rejected, match="no kernel on this GPU for product") as refused:
+        TensorRtBuilder().build(source, settings("INT8"), calibration, tmp_path / "plan")
+    assert refused.value.reason is Reason.OPERATOR_UNSUPPORTED
+
+
 def test_calibration_data_that_cannot_be_read_is_the_reason_and_not_the_engine(
     world: Callable[[str], World], source: Path, tmp_path: Path
 ) -> None:
@@ -121,7 +137,10 @@ def test_what_tensorrt_said_of_a_build_that_failed_is_told(
     world: Callable[[str], World], source: Path, tmp_path: Path
 ) -> None:
     asked = world(OLD)
-    asked.plan, asked.errors = None, ["4: [network.cpp::validate::3008] Error Code 4: Internal Error (something)"]
+    asked.plans, asked.errors = (
+        [None, None],
+        ["4: [network.cpp::validate::3008] Error Code 4: Internal Error (something)"],
+    )
     with pytest.raises(Rejected, match="Internal Error") as refused:
         TensorRtBuilder().build(source, settings(), None, tmp_path / "plan")
     assert refused.value.reason is Reason.BUILD_FAILED

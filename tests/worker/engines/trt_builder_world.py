@@ -86,7 +86,7 @@ class World(ModuleType):
         self.said: Any = None
         self.errors: list[str] = []
         self.refuse: Any = lambda _nodes: []
-        self.plan: bytes | None = b"plan"
+        self.plans: list[bytes | None] = []  # of the next builds; afterwards all are well
         self.config = Config()
         self.batches = 0
         self.ILogger = type("ILogger", (Heir,), {"ERROR": SimpleNamespace(name="ERROR")})
@@ -164,7 +164,7 @@ class World(ModuleType):
                 self.batches += 1
         for text in self.errors:
             self.said.log(self.ILogger.ERROR, text)
-        return self.plan
+        return self.plans.pop(0) if self.plans else b"plan"
 
 
 class Device:

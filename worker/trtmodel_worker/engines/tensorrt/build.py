@@ -97,18 +97,20 @@ class TensorRtBuilder:
             how = precision.plan(caps, source, settings, calibration, folder)
             try:
                 return _Build(trt, cuda, self._options, settings, how, calibration).run(plan)
-            except _ParserRefuses as refused:
+            except _Refused as refused:
                 if how.source == source or calibration is None or not caps.calibrators:
                     raise refused.rejected from None
                 log.warning("the graph with Q/DQ nodes is refused, so TensorRT calibrates: %s", refused.rejected)
             how = precision.by_calibrator(source, settings)
             try:
                 return _Build(trt, cuda, self._options, settings, how, calibration).run(plan)
-            except _ParserRefuses as refused:
+            except _Refused as refused:
                 raise refused.rejected from None
 
 
-class _ParserRefuses(Exception):
+class _Refused(Exception):
+    """The graph as it was written for TensorRT: its parser does not take it, or it has no kernel for a node."""
+
     def __init__(self, rejected: Rejected) -> None:
         super().__init__(rejected.message)
         self.rejected = rejected
@@ -134,7 +136,7 @@ class _Build:
         self._logger, self._said = listening.logger(trt)
 
     def run(self, plan: Path) -> dict[str, str]:
-        """Raises Rejected, EngineError, _ParserRefuses."""
+        """Raises Rejected, EngineError, _Refused."""
         self._said.errors.clear()
         started = time.monotonic()
         builder: Builder = self._trt.Builder(self._logger)
@@ -153,7 +155,10 @@ class _Build:
         if feed is not None and feed.failure is not None:
             raise feed.failure
         if memory is None:
-            raise messages.build_failed(self._said.errors, self._trt.__version__)
+            failure = messages.build_failed(self._said.errors, self._trt.__version__)
+            if isinstance(failure, Rejected) and failure.reason is Reason.OPERATOR_UNSUPPORTED:
+                raise _Refused(failure)
+            raise failure
         data = bytes(memory)
         plan.write_bytes(data)
         del monitor
@@ -191,7 +196,7 @@ class _Build:
             else:
                 name, operator = "", ""
             problems.append(messages.ParserProblem(error.code().name, error.desc(), name, operator))
-        raise _ParserRefuses(messages.parser_refuses(problems, self._trt.__version__))
+        raise _Refused(messages.parser_refuses(problems, self._trt.__version__))
 
     def _configure(self, builder: Builder, config: IBuilderConfig, network: INetworkDefinition) -> int:
         """How many layers are kept in FP32."""

@@ -6,8 +6,8 @@
     FP32    nothing is done; TF32 is off, since it keeps 10 bits of a number's 23
     FP16    flags, and the graph from 11
     BF16    the graph, from 10
-    INT8    the graph: the same nodes are quantised in every version, the rest stays FP32. Where the parser of 8.6 or 10
-            does not take that graph: flags, and TensorRT's own calibrator
+    INT8    the graph: the same nodes are quantised in every version, the rest stays FP32. Where 8.6 or 10 does not take
+            that graph, or has no kernel for a node of it: flags, and TensorRT's own calibrator
 
 A source that carries Q/DQ nodes keeps them. Nothing is ever made narrower than was asked for.
 """
