@@ -1,43 +1,27 @@
 """A small cluster in one process, for the real reconciler: objects, Jobs, pods and workers on a clock of ours.
 
-Models: resourceVersion preconditions, a Deployment controller, Jobs that take time and end as the source that they read
-wants it, workers with the real fence rules, boot from the pointer, loading that takes time, routes, attempt counters by
-window, a candidate's time to live, container restarts. Does not model: Services, probes, signatures' validity, the
-kubelet's delays.
+Models: resourceVersion preconditions, a Deployment controller, garbage collection by owner, Jobs that take time and end
+as the source that they read wants it, a bucket that may be away, images that may be missing, and the workers of
+`machines`. Does not model: Services, probes, signatures' validity, the kubelet's delays.
+
+Objects that lie in it are replaced and never changed, so `fork` is cheap: the state before each I/O of a run is kept,
+and a crash there is a copy of that state with a new operator. What must hold at every moment is asserted where it would
+break: see `_check_promotion` and `_check_dose`.
 """
 
 from __future__ import annotations
 
-import asyncio
 import copy
-import dataclasses
-import datetime
 import json
-import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
+from machines import GRACE_SECONDS, KEY, UID, Source, Worker, load_key, read_pointer, text_of
 from trtmodel_contract.codec import dumps, encode, loads, sha256_hex
-from trtmodel_contract.control import (
-    POINTER_FILE,
-    AttemptCounts,
-    BootPointer,
-    DesiredEngine,
-    DesiredModel,
-    DesiredRequest,
-    EngineReport,
-    EngineState,
-    Fence,
-    ModelReport,
-    Report,
-    Role,
-    Routes,
-    WorkerState,
-)
+from trtmodel_contract.control import POINTER_FILE, DesiredRequest, EngineState, Report
+from trtmodel_contract.exitcodes import JobExit
 from trtmodel_contract.gate import GateFigures, OutputFigures, Top1Figures, judge
 from trtmodel_contract.gate import Verdict as GateVerdict
-from trtmodel_contract.histogram import bucket_index
-from trtmodel_contract.identity import Calibration, LoadKey, Recipe, revision
+from trtmodel_contract.identity import Calibration, Recipe, revision
 from trtmodel_contract.jobs import (
     TASK_ENV,
     BuildResult,
@@ -49,199 +33,530 @@ from trtmodel_contract.jobs import (
     ResolveTask,
 )
 from trtmodel_contract.signing import Signature
+from trtmodel_operator.manifests import LABEL_TARGET
 from trtmodel_operator.model import Decision, Memory
-from trtmodel_operator.ports import Conflict, Json, Key, WorkerError
-from trtmodel_worker.front.fence import Conflict as FenceConflict
-from trtmodel_worker.front.fence import Held, Ruling, judge_request, pointer_counts
+from trtmodel_operator.ports import ClusterError, Conflict, Json, Key, WorkerError
 
-KEY: Key = ("ml", "magika")
-UID = "6b1e"
-LOAD_KEY = LoadKey("ONNXRuntime", "1.20", "cpu")
-JOB_SECONDS, LOAD_SECONDS, START_SECONDS = 6.0, 3.0, 4.0
-REQUESTS_PER_SECOND = 20  # at every worker that serves
+JOB_SECONDS, JOB_TRIES = 6.0, 3
+TRAFFIC = 20
 START = 1_760_000_000.0
-
-
-class Crash(BaseException):
-    """The operator's process ends here."""
-
-
-@dataclass(frozen=True)
-class Source:
-    """What lies at an address, and how its engine turns out."""
-
-    content: str
-    differs: int = 0  # of 2,000 answers in the gate
-    seconds: float = 0.008
-    failing: float = 0.0
-    loads: bool = True
-    dies: bool = False
-    build_fails: Reason | None = None
-
-    @property
-    def sha256(self) -> str:
-        return sha256_hex(self.content.encode())
-
-
-@dataclass
-class Worker:
-    """One pod. `engines`: digest -> (revision, role, when it is ready)."""
-
-    name: str
-    uid: str
-    target: Mapping[str, str]
-    born: float
-    held: Held | None = None
-    desired: DesiredModel | None = None
-    engines: dict[str, tuple[str, Role, float]] = field(default_factory=dict)
-    windows: dict[str, dict[str, AttemptCounts]] = field(default_factory=dict)
-    routes: Routes = dataclasses.field(default_factory=lambda: Routes(""))
-    candidate_until: float = 0.0
-    version: int = 1
-    pointer_sequence: int = 0
-    restarts: int = 0
-    restarted_at: float | None = None
-    terminating: bool = False
-    reachable: bool = True
+RETRIED = (Reason.STORAGE_UNAVAILABLE, Reason.INTERNAL)
+EXITS = {Reason.DONE: 0, Reason.SOURCE_CHANGED: 43, Reason.GATE_INCONCLUSIVE: 44} | dict.fromkeys(RETRIED, 1)
+UNSCHEDULABLE = {
+    "type": "PodScheduled",
+    "status": "False",
+    "reason": "Unschedulable",
+    "message": "0/1 nodes are available: 1 Insufficient nvidia.com/gpu.",
+}
+NO_MEMORY: Json = encode(Memory())
+PAST_KEPT = 6  # states of the API server that a stale read may show
 
 
 class World:
-    """Implements the ports Cluster, Workers, Signer, Clock and Metrics."""
+    """What lies in the cluster and in the workers. Every change is one call of a method without `await`."""
 
     def __init__(self, spec: Json, sources: Mapping[str, Source]) -> None:
         self.time = START
         self.sources = dict(sources)
-        self.model: Json = {
+        self.model: Json | None = {
             "metadata": {"namespace": "ml", "name": "magika", "uid": UID, "generation": 1, "resourceVersion": "1"},
             "spec": copy.deepcopy(spec),
         }
         self.objects: dict[tuple[str, str], Json] = {}
         self.workers: dict[str, Worker] = {}
-        self.bucket: dict[str, FoundArtifact] = {}  # revision -> artifact
+        self.due: dict[str, tuple[float, int]] = {}  # of running Jobs: when, and which try
+        self.bucket: dict[str, tuple[FoundArtifact, ...]] = {}  # by revision
         self.by_digest: dict[str, Source] = {}
-        self.jobs_created: list[str] = []
-        self.events: list[str] = []
-        self.calls = 0
-        self.done: list[str] = []
-        self.crash_at: tuple[int, bool] | None = None  # call number, before (True) or after it was performed
-        self.interleave: random.Random | None = None  # for two operators at once
+        self.storage_down = False
+        self.image_missing = False
+        self.no_node = False  # that a Job's pod fits on
+        self.out_of_memory = False  # Jobs are killed for it
+        self.traffic = TRAFFIC
+        self.jobs_created: tuple[str, ...] = ()
+        self.jobs_deleted: tuple[str, ...] = ()
+        self.caps: dict[str, int] = {}  # digest of a candidate -> workers that may have answered with it at once
+        self.most: dict[str, int] = {}  # and how many did
+        self.events: tuple[str, ...] = ()
+        self.past: tuple[tuple[Json | None, dict[tuple[str, str], Json], list[Json]], ...] = ()
+        self.changes = 0
         self.conflicts = 0
-        self.most_on_candidate = 0
+        self.alone = True  # one operator: what it observed in a pass is still so when it writes
+        self.misled = False  # some operator acted on what was not so any more
+        self.keeps_past = False
         self._pods_made = 0
+        self._marks: dict[tuple[str, str], int] = {}
+        self._memory_mark = 0
+
+    def fork(self) -> World:
+        """A copy that lives on by itself."""
+        other = object.__new__(World)
+        other.__dict__.update(self.__dict__)
+        for name in ("sources", "objects", "due", "bucket", "by_digest", "caps", "most", "_marks"):
+            setattr(other, name, dict(getattr(self, name)))
+        other.workers = {uid: copy.copy(worker) for uid, worker in self.workers.items()}
+        return other
+
+    def state(self) -> tuple[object, ...]:
+        """All that the future depends on, with times relative to now: two worlds of one state have one future."""
+        now, rollout, meta = self.time, self.rollout, (self.model or {}).get("metadata", {})
+        step = rollout["step"] or {"beganAt": 0, "seenAt": 0, "baseline": ""}
+        windows = {rollout["window"], step["baseline"]}
+        times = (step["beganAt"], step["seenAt"], rollout["waitedAt"])
+        return (
+            self._memory_mark,
+            tuple(at and at - now for at in times),
+            (meta.get("generation"), "deletionTimestamp" in meta, str(meta.get("annotations"))),
+            frozenset(self._marks.items()),
+            tuple((name, max(0.0, at - now), tries) for name, (at, tries) in self.due.items()),
+            tuple(worker.state(now, windows) for worker in self.workers.values()),
+            frozenset(self.bucket),
+            tuple(self.sources.values()),
+            (self.storage_down, self.image_missing, self.no_node, self.out_of_memory, self.traffic, self._pods_made),
+            frozenset(self.jobs_created),
+            frozenset(self.jobs_deleted),
+        )
 
     # ------------------------------------------------------------------------------------------------------------
-    # Ports
+    # What the operator reads
     # ------------------------------------------------------------------------------------------------------------
 
-    async def _turn(self) -> None:
-        """Lets another operator go first, a random number of times."""
-        for _ in range(self.interleave.randrange(4) if self.interleave else 0):
-            await asyncio.sleep(0)
+    @property
+    def rollout(self) -> Json:
+        return self._held_rollout() or NO_MEMORY
 
-    def _gate(self, what: str) -> bool:
-        """Counts an effect. True if the process ends after it was performed. Of a pass's reads only the first counts:
-        a process that ends at a later one leaves the same world."""
-        self.calls += 1
-        self.done.append(what)
-        if self.crash_at is None or self.calls != self.crash_at[0]:
-            return False
-        before = self.crash_at[1]
-        self.crash_at = None
-        if before:
-            raise Crash
-        return True
+    def _held_rollout(self) -> Json | None:
+        return (self.model or {}).get("status", {}).get("rollout")
 
-    def _end(self, ends: bool) -> None:
-        if ends:
-            raise Crash
+    def condition(self, kind: str) -> tuple[str, str]:
+        """Status and reason; '' before the first visit."""
+        conditions = (self.model or {}).get("status", {}).get("conditions", [])
+        return next(((c["status"], c["reason"]) for c in conditions if c["type"] == kind), ("", ""))
+
+    def children(self) -> dict[str, list[Json]]:
+        return _by_kind(self.objects, [w.pod(self) for w in self.workers.values()])
+
+    def earlier(self, back: int) -> tuple[Json | None, dict[str, list[Json]]]:
+        """The TRTModel and its children as they were that many writes ago."""
+        if not self.past:
+            return self.model, self.children()
+        model, objects, pods = self.past[max(0, len(self.past) - back)]
+        return model, _by_kind(objects, pods)
+
+    def report(self, uid: str) -> Report:
+        return self._reach(uid).report(self)
+
+    def _reach(self, uid: str) -> Worker:
+        worker = self.workers.get(uid)
+        if worker is None or not worker.reachable or not worker.started(self.time):
+            raise WorkerError("connection refused")
+        return worker
+
+    # ------------------------------------------------------------------------------------------------------------
+    # What the operator writes
+    # ------------------------------------------------------------------------------------------------------------
+
+    def write_memory(self, resource_version: str, rollout: Json) -> str:
+        model = self._there()
+        if resource_version != model["metadata"]["resourceVersion"]:
+            self.conflicts += 1
+            raise Conflict("modified")
+        self._check_promotion(rollout)
+        self._write_model({**model, "status": {**model.get("status", {}), "rollout": json.loads(json.dumps(rollout))}})
+        self._check_dose()
+        return str(self._there()["metadata"]["resourceVersion"])
+
+    def write_status(self, status: Json) -> None:
+        model = self._there()
+        kept = model.get("status", {}).get("rollout")
+        self._write_model({**model, "status": {**status, **({"rollout": kept} if kept is not None else {})}})
+
+    def apply(self, manifest: Json) -> None:
+        self._check_wanted()
+        self._put(manifest["kind"], manifest["metadata"]["name"], manifest)
+
+    def create_job(self, manifest: Json) -> None:
+        self._check_wanted()
+        name = manifest["metadata"]["name"]
+        if ("Job", name) not in self.objects:
+            self.jobs_created = (*self.jobs_created, name)
+            meta = {**manifest["metadata"], "uid": f"job-{name}"}
+            self._put("Job", name, {**manifest, "metadata": meta, "status": {"startTime": text_of(self.time)}}, name)
+            self.due[name] = (self.time + JOB_SECONDS, 1)
+
+    def delete_job(self, name: str) -> None:
+        if self.objects.pop(("Job", name), None) is not None:
+            self._touched()
+            del self._marks["Job", name]
+            self.jobs_deleted = (*self.jobs_deleted, name)
+            self.due.pop(name, None)
+            for key in [k for k in self.objects if k[0] == "Pod" and k[1].startswith(name)]:
+                del self.objects[key], self._marks[key]
+
+    def delete_workload(self, name: str) -> None:
+        for key in (("Deployment", name), ("ConfigMap", name)):
+            if self.objects.pop(key, None) is not None:
+                self._touched()
+                del self._marks[key]
+        for worker in self.workers.values():
+            if worker.name.startswith(f"{name}-") and worker.leaves_at is None:
+                worker.leaves_at = self.time + GRACE_SECONDS
+
+    def send(self, uid: str, request: DesiredRequest) -> None:
+        worker = self._reach(uid)
+        self._touched()
+        worker.told(self, request)
+        self._check_dose()
+
+    def _there(self) -> Json:
+        if self.model is None:
+            raise ClusterError("PATCH", "trtmodels/magika", "not found", 404)
+        return self.model
+
+    def _put(self, kind: str, name: str, value: Json, mark: str = "") -> None:
+        self._touched()
+        self.objects[kind, name] = value
+        self._marks[kind, name] = hash(mark or json.dumps(value, sort_keys=True))
+
+    def _write_model(self, model: Json) -> None:
+        self._touched()
+        meta, rollout = model["metadata"], model.get("status", {}).get("rollout")
+        if rollout is not self._held_rollout():
+            self._memory_mark = _mark(rollout)
+        self.model = {**model, "metadata": {**meta, "resourceVersion": str(int(meta["resourceVersion"]) + 1)}}
+
+    def _touched(self) -> None:
+        self.changes += 1
+        if self.keeps_past:
+            seen = (self.model, dict(self.objects), [w.pod(self) for w in self.workers.values()])
+            self.past = (*self.past, seen)[-PAST_KEPT:]
+
+    # ------------------------------------------------------------------------------------------------------------
+    # What must hold at every moment
+    # ------------------------------------------------------------------------------------------------------------
+
+    def _check_wanted(self) -> None:
+        deleted = self.model is None or "deletionTimestamp" in self.model["metadata"]
+        assert not (deleted and self.alone), "something is made for a TRTModel that is being deleted"
+
+    def _check_promotion(self, new: Json) -> None:
+        """The fence never goes back; and who is promoted is held, by its own report, by every worker that is wanted."""
+        old = self._there().get("status", {}).get("rollout")
+        if old is None:
+            return
+        assert new["sequence"] >= old["sequence"], "the sequence went back"
+        candidate = old["candidate"]
+        promoted = candidate is not None and new["stable"] == candidate and old["stable"] != candidate
+        if not promoted or not self.alone:
+            return
+        spec = self._there()["spec"]
+        for target in [t["name"] for t in spec.get("targets", [{"name": "default"}])]:
+            mine = [w for w in self.workers.values() if w.target == target and w.leaves_at is None]
+            assert len(mine) >= max(1, spec["serving"]["replicas"]), "promoted with workers missing"
+            digest = _digest_for(candidate, target)
+            for worker in mine:
+                assert worker.reachable, f"promoted although {worker.uid} is unknown"
+                engines = worker.report(self).models[KEY[1]].engines
+                ready = {e.manifest_digest for e in engines if e.state is EngineState.READY}
+                assert digest in ready, f"promoted although {worker.uid} does not have it"
+
+    def _check_dose(self) -> None:
+        """Never do more workers answer with a candidate than the steps that it reached allow."""
+        rollout = self.rollout
+        candidate, step = rollout["candidate"], rollout["step"]
+        spec = (self.model or {}).get("spec", {})
+        for target in {w.target for w in self.workers.values()}:
+            mine = [w for w in self.workers.values() if w.target == target and w.leaves_at is None]
+            if candidate is not None and step is not None and (digest := _digest_for(candidate, target)):
+                steps = spec["rollout"]["steps"]
+                most = _share(steps[min(step["index"], len(steps) - 1)]["workers"], len(mine))
+                self.caps[digest] = max(self.caps.get(digest, 0), most)
+            for digest in {w.routes.candidate for w in mine} - {""}:
+                on = sum(w.routes.candidate == digest for w in mine)
+                self.most[digest] = max(self.most.get(digest, 0), on)
+                assert on <= self.caps.get(digest, 0), f"{on} workers answer with a candidate: its steps allow fewer"
+
+    # ------------------------------------------------------------------------------------------------------------
+    # What people do
+    # ------------------------------------------------------------------------------------------------------------
+
+    def edit(self, **changes: object) -> None:
+        """Changes fields of the spec by path: ``source__uri="..."``."""
+        model = self._there()
+        spec = copy.deepcopy(model["spec"])
+        for path, value in changes.items():
+            node = spec
+            *parents, last = path.split("__")
+            for parent in parents:
+                node = node.setdefault(parent, {})
+            node[last] = value
+        meta = {**model["metadata"], "generation": model["metadata"]["generation"] + 1}
+        self._write_model({**model, "metadata": meta, "spec": spec})
+
+    def command(self, text: str) -> None:
+        model = self._there()
+        meta = {**model["metadata"], "annotations": {"trtmodel.io/command": text}}
+        self._write_model({**model, "metadata": meta})
+
+    def lose_status(self, restored: Json | None = None) -> None:
+        """As after a restore of the object alone; or with the memory of a backup."""
+        model = {k: v for k, v in self._there().items() if k != "status"}
+        self._write_model({**model, "status": {"rollout": restored}} if restored else model)
+
+    def delete(self, *, foreground: bool) -> None:
+        if foreground:
+            model = self._there()
+            self._write_model({**model, "metadata": {**model["metadata"], "deletionTimestamp": text_of(self.time)}})
+        else:
+            self._touched()
+            self.model = None
+
+    def kill_pod(self, uid: str) -> None:
+        """As kubectl delete pod does: it has some seconds left, its successor is another pod."""
+        self._touched()
+        self.workers[uid].leaves_at = self.time + GRACE_SECONDS
+
+    def kill_container(self, uid: str) -> None:
+        """The same pod starts again from nothing."""
+        self._touched()
+        old = self.workers[uid]
+        again, now = old.restarts + 1, self.time
+        self.workers[uid] = Worker(old.name, uid, old.target, old.labels, now, restarts=again, restarted_at=now)
+
+    # ------------------------------------------------------------------------------------------------------------
+    # What the cluster does by itself
+    # ------------------------------------------------------------------------------------------------------------
+
+    def tick(self, seconds: float) -> None:
+        self.time += seconds
+        self.changes += 1
+        self._collect()
+        self._run_jobs()
+        self._run_deployments()
+        pointers = {name: config for (kind, name), config in self.objects.items() if kind == "ConfigMap"}
+        for worker in self.workers.values():
+            config = pointers.get(worker.name.rpartition("-")[0])
+            worker.boot(self, read_pointer(config["data"][POINTER_FILE]) if config else None)
+            worker.settle(self)
+            worker.serve(self, seconds)
+        self._check_dose()
+
+    def on_candidate(self) -> int:
+        return sum(bool(w.routes.candidate) for w in self.workers.values() if w.leaves_at is None)
+
+    def _collect(self) -> None:
+        """Garbage: what belongs to a deleted TRTModel. Foreground: the children first, then the object."""
+        if self.model is not None and "deletionTimestamp" not in self.model["metadata"]:
+            return
+        if self.model is not None and not self.objects:
+            self.model = None
+        for held in (self.objects, self._marks, self.due, self.workers):
+            held.clear()
+
+    def _run_jobs(self) -> None:
+        for name, (at, tries) in list(self.due.items()):
+            if self.image_missing or self.no_node:
+                self.due[name] = (self.time + JOB_SECONDS, tries)
+                fits = {"type": "PodScheduled", "status": "True"} if self.image_missing else UNSCHEDULABLE
+                waiting = {"reason": "ImagePullBackOff", "message": "not found"} if self.image_missing else {}
+                self._put_pod(name, tries, {"phase": "Pending", "conditions": [fits]}, {"waiting": waiting})
+            elif self.time >= at:
+                self._end_try(name, tries)
+
+    def _end_try(self, name: str, tries: int) -> None:
+        job = self.objects["Job", name]
+        reason, message = self._result(job)
+        failed, code = reason is not Reason.DONE, EXITS.get(reason, int(JobExit.REJECTED))
+        ending = (
+            {"exitCode": 137, "reason": "OOMKilled"} if self.out_of_memory else {"exitCode": code, "message": message}
+        )
+        self._put_pod(name, tries, {"phase": "Failed" if failed else "Succeeded"}, {"terminated": ending})
+        if reason in RETRIED and tries < JOB_TRIES:
+            self.due[name] = (self.time + JOB_SECONDS, tries + 1)
+            return
+        del self.due[name]
+        ended = [{"type": "Failed" if failed else "Complete", "status": "True"}]
+        self._put("Job", name, {**job, "status": {**job["status"], "conditions": ended}}, f"{name} {ended}")
+
+    def _result(self, job: Json) -> tuple[Reason, str]:
+        if self.out_of_memory:
+            return Reason.INTERNAL, ""
+        container = job["spec"]["template"]["spec"]["containers"][0]
+        task = next(e["value"] for e in container["env"] if e["name"] == TASK_ENV)
+        if self.storage_down:
+            result = JobResult(Reason.STORAGE_UNAVAILABLE, "the bucket does not answer")
+        elif container["args"] == ["build"]:
+            result = self._build(loads(BuildTask, task), job["metadata"]["labels"][LABEL_TARGET])
+        else:
+            result = self._resolve(loads(ResolveTask, task))
+        return result.reason, dumps(result).decode()
+
+    def _put_pod(self, job: str, tries: int, status: Json, state: Json) -> None:
+        owner = self.objects["Job", job]["metadata"]
+        meta = {
+            "name": f"{job}-{tries}",
+            "uid": f"pod-{job}-{tries}",
+            "creationTimestamp": text_of(self.time),
+            "labels": owner["labels"],
+            "ownerReferences": [{"uid": owner["uid"], "controller": True}],
+        }
+        self._put(
+            "Pod",
+            meta["name"],
+            {"metadata": meta, "status": {**status, "containerStatuses": [{"state": state}]}},
+            str(state),
+        )
+
+    def _resolve(self, task: ResolveTask) -> JobResult:
+        source = self.sources.get(task.source_uri)
+        if source is None:
+            return JobResult(Reason.SOURCE_NOT_FOUND, f"there is nothing at {task.source_uri}")
+        digest = sha256_hex(task.calibration.data.uri.encode()) if task.calibration else ""
+        calibration = Calibration(digest, task.calibration.data.samples) if task.calibration else None
+        name = revision(Recipe(source.sha256, task.engine, calibration))
+        data, found = sha256_hex(task.dataset.uri.encode()), self.bucket.get(name, ())
+        return JobResult(Reason.DONE, "", resolve=ResolveResult(source.sha256, 1, name, digest, data, (), (), found))
+
+    def _build(self, task: BuildTask, target: str) -> JobResult:
+        source = self.sources[task.source_uri]
+        if source.sha256 != task.source_sha256:
+            return JobResult(Reason.SOURCE_CHANGED, "the source changed")
+        if source.build_fails is not None:
+            return JobResult(source.build_fails, "it cannot be built")
+        digest = sha256_hex(f"manifest of {task.revision} for {target}".encode())
+        figures = GateFigures(
+            digest,
+            task.dataset.digest,
+            task.verify_task,
+            2000,
+            False,
+            {"out": OutputFigures(0.999, 0.99, 0.001, 0.01, 0, False)},
+            Top1Figures(source.differs),
+        )
+        verdict = judge(figures, task.thresholds)
+        if verdict.verdict is not GateVerdict.PASS:
+            return JobResult(Reason.GATE_FAILED, verdict.sentence)
+        artifact = FoundArtifact(load_key(target), digest, 1, "", figures)
+        held = [a for a in self.bucket.get(task.revision, ()) if a.load_key != artifact.load_key]
+        self.bucket[task.revision] = (*held, artifact)
+        self.by_digest[digest] = source
+        build = BuildResult(task.revision, artifact, False, 1, 1.0, 1.0, "2026-01-01T00:00:00Z")
+        return JobResult(Reason.DONE, "", build=build)
+
+    def _run_deployments(self) -> None:
+        for uid in [w.uid for w in self.workers.values() if w.leaves_at is not None and self.time >= w.leaves_at]:
+            del self.workers[uid]
+        for (kind, name), deployment in self.objects.items():
+            if kind != "Deployment":
+                continue
+            labels, wanted = deployment["spec"]["template"]["metadata"]["labels"], deployment["spec"]["replicas"]
+            mine = [w for w in self.workers.values() if w.name.startswith(f"{name}-") and w.leaves_at is None]
+            for worker in sorted(mine, key=lambda w: w.born)[wanted:]:
+                worker.leaves_at = self.time + GRACE_SECONDS
+            for _ in range(wanted - len(mine)):
+                self._pods_made += 1
+                uid = f"u{self._pods_made}"
+                self.workers[uid] = Worker(f"{name}-{uid}", uid, labels[LABEL_TARGET], labels, self.time)
+
+
+def _by_kind(objects: Mapping[tuple[str, str], Json], pods: Sequence[Json]) -> dict[str, list[Json]]:
+    found: dict[str, list[Json]] = {}
+    for (kind, _), manifest in objects.items():
+        found.setdefault(kind, []).append(manifest)
+    found["Pod"] = [*pods, *found.get("Pod", [])]
+    return found
+
+
+def _mark(rollout: Json | None) -> int:
+    """Hash of a memory but for its times."""
+    if rollout is None:
+        return 0
+    step = rollout["step"] and {**rollout["step"], "beganAt": 0, "seenAt": 0}
+    history = [(h["revision"], h["outcome"], h["reason"]) for h in rollout["history"]]
+    return hash(json.dumps({**rollout, "step": step, "waitedAt": 0, "history": history}))
+
+
+def _digest_for(deployed: Json, target: str) -> str:
+    return next((a["manifestDigest"] for a in deployed["artifacts"] if a["target"] == target), "")
+
+
+def _share(workers: int | str, n: int) -> int:
+    """Of n workers, as the design has it."""
+    asked = -(-int(workers[:-1]) * n // 100) if isinstance(workers, str) else workers
+    return max(1, min(n - 1, asked))
+
+
+class Ports:
+    """What one operator process sees of the world: the ports Cluster, Workers, Signer, Clock and Metrics. Every call
+    that leaves the process goes through `before` and `after`, which do nothing here."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+
+    async def before(self, call: str) -> None:
+        """The process may end or wait here, with the call not made."""
+
+    async def after(self, call: str) -> None:
+        """Or here, with the call made and its answer not seen."""
 
     async def get_model(self, key: Key) -> Json | None:
-        await self._turn()
-        ends = self._gate("get_model")
-        self._end(ends)
-        return copy.deepcopy(self.model)
+        await self.before("get_model")
+        found = self.world.model
+        await self.after("get_model")
+        return found
 
     async def list_models(self) -> Mapping[Key, str]:
-        return {KEY: str(self.model["metadata"]["resourceVersion"])}
+        return {KEY: str(self.world.model["metadata"]["resourceVersion"])} if self.world.model else {}
 
     async def children(self, key: Key) -> Mapping[str, Sequence[Json]]:
-        await self._turn()
-        found: dict[str, list[Json]] = {}
-        for (kind, _), manifest in self.objects.items():
-            found.setdefault(kind, []).append(manifest)
-        found["Pod"] = [*(self._pod(w) for w in self.workers.values()), *found.get("Pod", [])]
+        await self.before("children")
+        found = self.world.children()
+        await self.after("children")
         return found
 
     async def write_memory(self, key: Key, resource_version: str, rollout: Json) -> str:
-        await self._turn()
-        ends = self._gate("write_memory")
-        if resource_version != self.model["metadata"]["resourceVersion"]:
-            self.conflicts += 1
-            raise Conflict("modified")
-        self.model.setdefault("status", {})["rollout"] = json.loads(json.dumps(rollout))
-        self._written()
-        self._end(ends)
-        return str(self.model["metadata"]["resourceVersion"])
+        await self.before("write_memory")
+        version = self.world.write_memory(resource_version, rollout)
+        await self.after("write_memory")
+        return version
 
     async def write_status(self, key: Key, status: Json) -> None:
-        await self._turn()
-        ends = self._gate("write_status")
-        kept = self.model.get("status", {}).get("rollout")
-        self.model["status"] = json.loads(json.dumps(status)) | ({"rollout": kept} if kept is not None else {})
-        self._written()
-        self._end(ends)
+        await self.before("write_status")
+        self.world.write_status(status)
+        await self.after("write_status")
 
     async def apply(self, manifest: Json) -> None:
-        await self._turn()
-        ends = self._gate("apply")
-        self.objects[manifest["kind"], manifest["metadata"]["name"]] = copy.deepcopy(manifest)
-        self._end(ends)
+        await self.before("apply")
+        self.world.apply(manifest)
+        await self.after("apply")
 
     async def create_job(self, manifest: Json) -> None:
-        await self._turn()
-        ends = self._gate("create_job")
-        name = manifest["metadata"]["name"]
-        if ("Job", name) not in self.objects:
-            self.jobs_created.append(name)
-            job = copy.deepcopy(manifest)
-            job["metadata"]["uid"] = f"job-{name}"
-            job["due"] = self.time + JOB_SECONDS
-            job["status"] = {"startTime": _text(self.time)}
-            self.objects["Job", name] = job
-        self._end(ends)
+        await self.before("create_job")
+        self.world.create_job(manifest)
+        await self.after("create_job")
 
     async def delete_job(self, key: Key, name: str) -> None:
-        await self._turn()
-        ends = self._gate("delete_job")
-        self.objects.pop(("Job", name), None)
-        self._end(ends)
+        await self.before("delete_job")
+        self.world.delete_job(name)
+        await self.after("delete_job")
+
+    async def delete_workload(self, key: Key, name: str) -> None:
+        await self.before("delete_workload")
+        self.world.delete_workload(name)
+        await self.after("delete_workload")
 
     async def post_event(self, regarding: Json, reason: str, message: str, *, warning: bool) -> None:
-        await self._turn()
-        ends = self._gate("post_event")
-        self.events.append(reason)
-        self._end(ends)
+        self.world.events = (*self.world.events, reason)
 
     async def report(self, ip: str, uid: str) -> Report:
-        await self._turn()
-        worker = self._reach(uid)
-        return self._report(worker)
+        await self.before("report")
+        found = self.world.report(uid)
+        await self.after("report")
+        return found
 
     async def send(self, ip: str, uid: str, request: DesiredRequest) -> None:
-        await self._turn()
-        ends = self._gate("send")
-        worker = self._reach(uid)
-        try:
-            ruling = judge_request(worker.held, UID, request.desired)
-        except FenceConflict:
-            ruling = None
-        if ruling is Ruling.APPLY:
-            worker.held = Held(request.desired.fence, request.desired.content_hash())
-            self._want(worker, request.desired.models[KEY[1]])
-        if ruling is not None:
-            worker.candidate_until = self.time + request.candidate_ttl_seconds
-        self._settle(worker)
-        self._end(ends)
+        await self.before("send")
+        self.world.send(uid, request)
+        await self.after("send")
 
     def follow(self, key: Key, workers: Mapping[str, tuple[str, int]]) -> None:
         pass
@@ -253,285 +568,10 @@ class World:
         return {"k1": "AA=="}
 
     def now(self) -> float:
-        return self.time
+        return self.world.time
 
     def persisted(self, key: Key, before: Memory, decision: Decision) -> None:
         pass
 
     def forget(self, key: Key) -> None:
         pass
-
-    # ------------------------------------------------------------------------------------------------------------
-    # What people do
-    # ------------------------------------------------------------------------------------------------------------
-
-    def edit(self, **changes: object) -> None:
-        """Changes fields of the spec by path: ``source__uri="..."``."""
-        for path, value in changes.items():
-            node = self.model["spec"]
-            *parents, last = path.split("__")
-            for parent in parents:
-                node = node.setdefault(parent, {})
-            node[last] = value
-        self.model["metadata"]["generation"] += 1
-        self._written()
-
-    def command(self, text: str) -> None:
-        self.model["metadata"].setdefault("annotations", {})["trtmodel.io/command"] = text
-        self._written()
-
-    def kill_pod(self, uid: str) -> None:
-        """As kubectl delete pod does: its successor is another pod."""
-        del self.workers[uid]
-
-    def kill_container(self, uid: str) -> None:
-        """The same pod starts again from nothing."""
-        old = self.workers[uid]
-        fresh = Worker(old.name, old.uid, old.target, self.time, restarts=old.restarts + 1, restarted_at=self.time)
-        self.workers[uid] = fresh
-
-    def _written(self) -> None:
-        meta = self.model["metadata"]
-        meta["resourceVersion"] = str(int(meta["resourceVersion"]) + 1)
-
-    # ------------------------------------------------------------------------------------------------------------
-    # What the cluster does by itself
-    # ------------------------------------------------------------------------------------------------------------
-
-    def tick(self, seconds: float) -> None:
-        self.time += seconds
-        self._run_jobs()
-        self._run_deployments()
-        for worker in self.workers.values():
-            self._boot(worker)
-            self._settle(worker)
-            self._serve(worker, seconds)
-        self.most_on_candidate = max(self.most_on_candidate, self.on_candidate())
-
-    def on_candidate(self) -> int:
-        return sum(bool(w.routes.candidate) for w in self.workers.values())
-
-    def _run_jobs(self) -> None:
-        for (kind, name), job in list(self.objects.items()):
-            if kind == "Job" and job.get("due") is not None and self.time >= job["due"]:
-                job["due"] = None
-                self._finish(name, job)
-
-    def _finish(self, name: str, job: Json) -> None:
-        container = job["spec"]["template"]["spec"]["containers"][0]
-        task = next(e["value"] for e in container["env"] if e["name"] == TASK_ENV)
-        building = container["args"] == ["build"]
-        result = self._build(loads(BuildTask, task)) if building else self._resolve(loads(ResolveTask, task))
-        failed = result.reason is not Reason.DONE
-        job["status"]["conditions"] = [{"type": "Failed" if failed else "Complete", "status": "True"}]
-        self.objects["Pod", f"{name}-x"] = {
-            "metadata": {
-                "name": f"{name}-x",
-                "uid": f"pod-{name}",
-                "creationTimestamp": _text(self.time),
-                "labels": job["metadata"]["labels"],
-                "ownerReferences": [{"uid": job["metadata"]["uid"], "controller": True}],
-            },
-            "status": {
-                "phase": "Failed" if failed else "Succeeded",
-                "containerStatuses": [
-                    {"state": {"terminated": {"exitCode": 42 if failed else 0, "message": dumps(result).decode()}}}
-                ],
-            },
-        }
-
-    def _resolve(self, task: ResolveTask) -> JobResult:
-        source = self.sources.get(task.source_uri)
-        if source is None:
-            return JobResult(Reason.SOURCE_NOT_FOUND, f"there is nothing at {task.source_uri}")
-        digest = sha256_hex(task.calibration.data.uri.encode()) if task.calibration else ""
-        calibration = Calibration(digest, task.calibration.data.samples) if task.calibration else None
-        name = revision(Recipe(source.sha256, task.engine, calibration))
-        found = (self.bucket[name],) if name in self.bucket else ()
-        data = sha256_hex(task.dataset.uri.encode())
-        return JobResult(Reason.DONE, "", resolve=ResolveResult(source.sha256, 1, name, digest, data, (), (), found))
-
-    def _build(self, task: BuildTask) -> JobResult:
-        source = self.sources[task.source_uri]
-        if source.sha256 != task.source_sha256:
-            return JobResult(Reason.SOURCE_CHANGED, "the source changed")
-        if source.build_fails is not None:
-            return JobResult(source.build_fails, "it cannot be built")
-        digest = sha256_hex(f"manifest of {task.revision}".encode())
-        output = OutputFigures(0.999, 0.99, 0.001, 0.01, 0, False)
-        figures = GateFigures(
-            digest,
-            task.dataset.digest,
-            task.verify_task,
-            2000,
-            False,
-            {"out": output},
-            Top1Figures(source.differs),
-        )
-        verdict = judge(figures, task.thresholds)
-        if verdict.verdict is not GateVerdict.PASS:
-            return JobResult(Reason.GATE_FAILED, verdict.sentence)
-        artifact = FoundArtifact(LOAD_KEY, digest, 1, "", figures)
-        self.bucket[task.revision] = artifact
-        self.by_digest[digest] = source
-        build = BuildResult(task.revision, artifact, False, 1, 1.0, 1.0, _text(self.time))
-        return JobResult(Reason.DONE, "", build=build)
-
-    def _run_deployments(self) -> None:
-        for (kind, name), deployment in self.objects.items():
-            if kind != "Deployment":
-                continue
-            labels = deployment["spec"]["template"]["metadata"]["labels"]
-            mine = sorted((w for w in self.workers.values() if w.name.startswith(name)), key=lambda w: w.born)
-            wanted = deployment["spec"]["replicas"]
-            for worker in mine[wanted:]:
-                del self.workers[worker.uid]
-            for _ in range(wanted - len(mine)):
-                self._pods_made += 1
-                uid = f"u{self._pods_made}"
-                self.workers[uid] = Worker(f"{name}-{uid}", uid, labels, self.time)
-
-    # ------------------------------------------------------------------------------------------------------------
-    # Workers
-    # ------------------------------------------------------------------------------------------------------------
-
-    def _reach(self, uid: str) -> Worker:
-        worker = self.workers.get(uid)
-        if worker is None or not worker.reachable or not self._started(worker):
-            raise WorkerError("connection refused")
-        return worker
-
-    def _started(self, worker: Worker) -> bool:
-        return self.time >= worker.born + START_SECONDS
-
-    def _boot(self, worker: Worker) -> None:
-        name = worker.name.rsplit("-", 1)[0]
-        config = self.objects.get(("ConfigMap", name))
-        if config is None or not self._started(worker):
-            return
-        pointer = loads(BootPointer, config["data"][POINTER_FILE])
-        worker.pointer_sequence = pointer.sequence
-        if not pointer_counts(worker.held, pointer.sequence):
-            return
-        worker.held = Held(Fence(UID, pointer.sequence))
-        stable = pointer.stable.artifacts[str(LOAD_KEY)]
-        engines = [DesiredEngine(Role.STABLE, stable)]
-        if pointer.standby is not None:
-            engines.append(DesiredEngine(Role.STANDBY, pointer.standby.artifacts[str(LOAD_KEY)]))
-        window = worker.desired.window if worker.desired else ""
-        self._want(worker, DesiredModel(tuple(engines), Routes(stable.manifest_digest), window))
-
-    def _want(self, worker: Worker, desired: DesiredModel) -> None:
-        worker.desired = desired
-        worker.version += 1
-        for engine in desired.engines:
-            digest = engine.artifact.manifest_digest
-            ready = worker.engines[digest][2] if digest in worker.engines else self.time + LOAD_SECONDS
-            worker.engines[digest] = (engine.artifact.revision, engine.role, ready)
-        if desired.window not in worker.windows:
-            worker.windows[desired.window] = {}
-            while len(worker.windows) > 4:
-                del worker.windows[next(iter(worker.windows))]
-
-    def _settle(self, worker: Worker) -> None:
-        """Routes by what is ready and wanted; lets go of what is neither listed nor routed."""
-        if worker.desired is None:
-            return
-        wanted = worker.desired.routes
-        stable = wanted.stable if self._ready(worker, wanted.stable) else worker.routes.stable
-        candidate = wanted.candidate if self._ready(worker, wanted.candidate) else ""
-        if candidate and self.time >= worker.candidate_until:
-            candidate = ""
-        if stable:
-            worker.routes = Routes(stable, candidate, wanted.weight if candidate else 0)
-        listed = {e.artifact.manifest_digest for e in worker.desired.engines}
-        for digest in set(worker.engines) - listed - {stable}:
-            del worker.engines[digest]
-
-    def _ready(self, worker: Worker, digest: str) -> bool:
-        if digest not in worker.engines or not self.by_digest[digest].loads:
-            return False
-        return self.time >= worker.engines[digest][2]
-
-    def _serve(self, worker: Worker, seconds: float) -> None:
-        digest = worker.routes.candidate or worker.routes.stable
-        if not digest or worker.desired is None or not self._serving(worker):
-            return
-        source, window = self.by_digest[digest], worker.windows[worker.desired.window]
-        before = window.get(digest, AttemptCounts())
-        n = round(REQUESTS_PER_SECOND * seconds)
-        failed = round(n * source.failing)
-        histogram = dict(before.compute.get("1", {}))
-        for i in range(n - failed):  # a spread of 20 %, the same in each tick
-            index = bucket_index(source.seconds * (0.9 + 0.2 * (i % 10) / 9))
-            histogram[index] = histogram.get(index, 0) + 1
-        window[digest] = AttemptCounts(
-            ok=before.ok + n - failed,
-            failed={"Error": before.failed.get("Error", 0) + failed} if failed or before.failed else {},
-            compute={"1": histogram},
-        )
-        worker.version += 1
-
-    def _serving(self, worker: Worker) -> bool:
-        return self._started(worker) and bool(worker.routes.stable) and self._ready(worker, worker.routes.stable)
-
-    def _report(self, worker: Worker) -> Report:
-        engines = []
-        for digest, (name, role, _) in worker.engines.items():
-            source = self.by_digest[digest]
-            state = EngineState.READY if self._ready(worker, digest) else EngineState.LOADING
-            if not source.loads:
-                state = EngineState.FAILED
-            deaths = 1 if source.dies and worker.routes.candidate == digest else 0
-            engines.append(EngineReport(name, digest, role, state, deaths=deaths))
-        windows = {w: dict(counts) for w, counts in worker.windows.items()}
-        return Report(
-            version=worker.version,
-            pod=worker.name,
-            pod_uid=worker.uid,
-            load_key=LOAD_KEY,
-            driver="",
-            state=WorkerState.SERVING if worker.routes.stable else WorkerState.STARTING,
-            message="",
-            fence=worker.held.fence if worker.held else Fence(UID, 0),
-            pointer_sequence=worker.pointer_sequence,
-            key_ids=("k1",),
-            models={KEY[1]: ModelReport(tuple(engines), worker.routes, windows)},
-        )
-
-    def _pod(self, worker: Worker) -> Json:
-        started = self._started(worker)
-        container: Json = {"restartCount": worker.restarts, "state": {"running": {}} if started else {"waiting": {}}}
-        if worker.restarted_at is not None:
-            container["lastState"] = {"terminated": {"finishedAt": _text(worker.restarted_at), "exitCode": 137}}
-        return {
-            "metadata": {
-                "name": worker.name,
-                "uid": worker.uid,
-                "creationTimestamp": _text(worker.born),
-                "labels": dict(worker.target),
-            },
-            "spec": {"containers": [{"env": [{"name": "TRTMODEL_MODEL_UID", "value": UID}]}]},
-            "status": {
-                "phase": "Running",
-                "podIP": f"10.0.0.{worker.uid[1:]}",
-                "conditions": [{"type": "Ready", "status": "True" if self._serving(worker) else "False"}],
-                "containerStatuses": [container],
-            },
-        }
-
-    # ------------------------------------------------------------------------------------------------------------
-    # How it ended
-    # ------------------------------------------------------------------------------------------------------------
-
-    @property
-    def rollout(self) -> Json:
-        return dict(self.model.get("status", {}).get("rollout") or encode(Memory()))
-
-    def condition(self, kind: str) -> tuple[str, str]:
-        conditions = self.model.get("status", {}).get("conditions", [])
-        return next((c["status"], c["reason"]) for c in conditions if c["type"] == kind)
-
-
-def _text(moment: float) -> str:
-    return datetime.datetime.fromtimestamp(int(moment), datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,444 @@
+"""What people and the cluster do to a model, and a run of it to its end.
+
+A scenario is a script: each entry acts once its condition holds. A pass of the operator takes no time; between passes
+the clock goes on by what the operator asked for, at most 5 s since events tell it earlier.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from machines import KEY, Source
+from trtmodel_contract.jobs import Reason
+from trtmodel_operator.ports import ClusterError, Conflict
+from trtmodel_operator.queue import BACKOFF_FIRST, BACKOFF_MOST
+from trtmodel_operator.reconcile import Reconciler
+from world import Ports, World
+
+Condition = Callable[[World], bool]
+Act = Callable[[World], None]
+Script = tuple[tuple[Condition, Act], ...]
+
+A, B = "s3://m/a", "s3://m/b"
+SPEC: dict[str, Any] = {
+    "source": {"uri": A},
+    "storage": {"bucket": "engines"},
+    "engine": {"runtime": "ONNXRuntime"},
+    "verify": {"task": "Classification", "dataset": {"uri": "s3://data/eval.npz"}},
+    "serving": {"replicas": 4},
+    "rollout": {
+        "steps": [{"workers": 1, "hold": "15s"}, {"workers": "50%", "hold": "10s"}],
+        "analysis": {"interval": "5s", "minRequests": 150, "maxErrorRateIncrease": 0.02},
+        "progressDeadline": "2m",
+    },
+}
+SOURCES = {
+    A: Source("a"),
+    B: Source("b", seconds=0.007),
+    "s3://m/c": Source("c"),
+    "s3://m/slow": Source("slow", seconds=0.032),
+    "s3://m/failing": Source("failing", failing=0.1),
+    "s3://m/unloadable": Source("unloadable", loads=False),
+    "s3://m/deadly": Source("deadly", dies=True),
+    "s3://m/wrong": Source("wrong", differs=100),
+    "s3://m/unbuildable": Source("unbuildable", build_fails=Reason.OPERATOR_UNSUPPORTED),
+    "s3://m/broken": Source("broken", build_fails=Reason.BUILD_FAILED),
+}
+MOST_PASSES = 400
+MOST_WAIT = 5.0  # seconds until some event wakes the operator
+LOOP = asyncio.new_event_loop()
+
+# ---------------------------------------------------------------------------------------------------------------
+# Conditions
+# ---------------------------------------------------------------------------------------------------------------
+
+
+def serving(address: str) -> Condition:
+    """The source at this address is stable everywhere."""
+
+    def holds(world: World) -> bool:
+        return stable(address)(world) and world.condition("Ready")[0] == "True"
+
+    return holds
+
+
+def stable(address: str) -> Condition:
+    def holds(world: World) -> bool:
+        deployed = world.rollout["stable"]
+        return deployed is not None and _source(world, deployed) == SOURCES[address].content
+
+    return holds
+
+
+def _source(world: World, deployed: Mapping[str, Any]) -> str:
+    return world.by_digest[deployed["artifacts"][0]["manifestDigest"]].content
+
+
+def on_canary(world: World) -> bool:
+    return world.on_candidate() > 0
+
+
+def in_step(index: int) -> Condition:
+    """The step is open, and its members answer with the candidate."""
+
+    def holds(world: World) -> bool:
+        step = world.rollout["step"]
+        return step is not None and step["index"] == index and step["routed"] and on_canary(world)
+
+    return holds
+
+
+def stalled(*reasons: str) -> Condition:
+    return lambda world: world.condition("Stalled")[0] == "True" and world.condition("Stalled")[1] in reasons
+
+
+def job(kind: str) -> Condition:
+    """A Job of this kind runs."""
+    return lambda world: any(f"{kind}-" in name for name in world.due)
+
+
+def phase(*names: str) -> Condition:
+    return lambda world: (world.model or {}).get("status", {}).get("phase") in names
+
+
+def waited(seconds: float) -> Condition:
+    return lambda world: world.rollout["waited"] > seconds
+
+
+def at_once(_: World) -> bool:
+    return True
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Acts
+# ---------------------------------------------------------------------------------------------------------------
+
+
+def applies(address: str) -> Act:
+    return lambda world: world.edit(source__uri=address)
+
+
+def edits(**changes: object) -> Act:
+    return lambda world: world.edit(**changes)
+
+
+def commands(text: str) -> Act:
+    return lambda world: world.command(text)
+
+
+def sets(**changes: object) -> Act:
+    def act(world: World) -> None:
+        world.changes += 1
+        for name, value in changes.items():
+            setattr(world, name, value)
+
+    return act
+
+
+def heals(address: str) -> Act:
+    def act(world: World) -> None:
+        world.changes += 1
+        world.sources[address] = dataclasses.replace(world.sources[address], build_fails=None)
+
+    return act
+
+
+def replaces(address: str, source: Source) -> Act:
+    def act(world: World) -> None:
+        world.changes += 1
+        world.sources[address] = source
+
+    return act
+
+
+def last_worker(**changes: object) -> Act:
+    """The youngest worker begins or ceases to behave so."""
+
+    def act(world: World) -> None:
+        world.changes += 1
+        for name, value in changes.items():
+            setattr(list(world.workers.values())[-1], name, value)
+
+    return act
+
+
+def kills(candidate: bool, how: str = "kill_pod") -> Act:
+    """One that answers with the candidate, or one that does not."""
+
+    def act(world: World) -> None:
+        for uid in [w.uid for w in world.workers.values() if bool(w.routes.candidate) is candidate][:1]:
+            getattr(world, how)(uid)
+
+    return act
+
+
+def deletes(foreground: bool) -> Act:
+    return lambda world: world.delete(foreground=foreground)
+
+
+def loses_status(world: World) -> None:
+    world.lose_status()
+
+
+def restores_status(world: World) -> None:
+    """A memory from before the last promotion, when the sequence was low and the standby was stable."""
+    before = world.rollout
+    old = {"sequence": 1, "plan": "", "stable": before["standby"], "standby": None, "candidate": None, "step": None}
+    world.lose_status({**before, **old})
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Scenarios
+# ---------------------------------------------------------------------------------------------------------------
+
+_UP = serving(A)
+SCENARIOS: dict[str, Script] = {
+    "first rollout": (),
+    "good update": ((_UP, applies(B)),),
+    "slow update": ((_UP, applies("s3://m/slow")),),
+    "failing update": ((_UP, applies("s3://m/failing")),),
+    "update that no worker can load": ((_UP, applies("s3://m/unloadable")),),
+    "update whose host dies": ((_UP, applies("s3://m/deadly")),),
+    "update that fails its gate": ((_UP, applies("s3://m/wrong")),),
+    "update without traffic": ((_UP, sets(traffic=0)), (at_once, applies(B))),
+    "build that fails for good": ((_UP, applies("s3://m/unbuildable")),),
+    "build that fails, is healed and tried again": (
+        (_UP, applies("s3://m/broken")),
+        (stalled("BuildFailed"), heals("s3://m/broken")),
+        (at_once, commands("retry#1")),
+    ),
+    "storage away during the build": (
+        (_UP, applies(B)),
+        (job("build"), sets(storage_down=True)),
+        (lambda w: any(tries == 2 for _, tries in w.due.values()), sets(storage_down=False)),
+    ),
+    "storage away for too long, then tried again": (
+        (_UP, applies(B)),
+        (job("build"), sets(storage_down=True)),
+        (stalled("StorageUnavailable"), sets(storage_down=False)),
+        (at_once, commands("retry#1")),
+    ),
+    "storage away while workers load": (
+        (_UP, applies(B)),
+        (phase("Preparing"), sets(storage_down=True)),
+        (waited(20), sets(storage_down=False)),
+    ),
+    "image missing for a while": (
+        (job("resolve"), sets(image_missing=True)),
+        (lambda w: w.condition("Progressing")[1] == "ImagePullBackOff", sets(image_missing=False)),
+    ),
+    "source changed for good in mid-canary": ((_UP, applies(B)), (on_canary, applies("s3://m/c"))),
+    "a to b to a": ((_UP, applies(B)), (on_canary, applies(A))),
+    "a to b to a while b is built": ((_UP, applies(B)), (job("build"), applies(A))),
+    "a to b to c while b is built": ((_UP, applies(B)), (job("build"), applies("s3://m/c"))),
+    "bad, then fixed": ((_UP, applies("s3://m/slow")), (lambda w: w.condition("Stalled")[0] == "True", applies(B))),
+    "steps edited in mid-step": (
+        (_UP, applies(B)),
+        (in_step(1), edits(rollout__steps=[{"workers": 1, "hold": "10s"}, {"workers": 2, "hold": "10s"}])),
+    ),
+    "scaled in in mid-step": ((_UP, applies(B)), (on_canary, edits(serving__replicas=2))),
+    "scaled out in mid-step": ((_UP, applies(B)), (in_step(1), edits(serving__replicas=6))),
+    "scaled to zero in mid-step and back": (
+        (_UP, applies(B)),
+        (on_canary, edits(serving__replicas=0)),
+        (phase("ScaledToZero"), edits(serving__replicas=3)),
+    ),
+    "member lost": ((_UP, applies(B)), (in_step(0), kills(True))),
+    "member's container dies": ((_UP, applies(B)), (in_step(0), kills(True, "kill_container"))),
+    "stable worker lost": ((_UP, applies(B)), (in_step(0), kills(False))),
+    "worker that says everything at once": ((_UP, applies(B)), (phase("Preparing"), last_worker(lie="eager"))),
+    "worker that answers with a strange engine": (
+        (_UP, applies(B)),
+        (on_canary, last_worker(lie="strange")),
+        (waited(30), last_worker(lie="")),
+    ),
+    "worker unreachable for a while": (
+        (_UP, applies(B)),
+        (in_step(1), last_worker(reachable=False)),
+        (waited(30), last_worker(reachable=True)),
+    ),
+    "worker unreachable beyond the deadline": (
+        (_UP, applies(B)),
+        (in_step(0), last_worker(reachable=False)),
+        (stalled("ProgressDeadlineExceeded"), last_worker(reachable=True)),
+    ),
+    "aborted in mid-canary": ((_UP, applies(B)), (on_canary, commands("abort#1"))),
+    "aborted while it is built": ((_UP, applies(B)), (job("build"), commands("abort#1"))),
+    "aborted, then tried again": (
+        (_UP, applies(B)),
+        (on_canary, commands("abort#1")),
+        (lambda w: w.condition("Stalled")[0] == "True", commands("retry#2")),
+    ),
+    "rolled back by command after its promotion": ((_UP, applies(B)), (serving(B), commands("rollback#1"))),
+    "rolled back by command in mid-canary": ((_UP, applies(B)), (in_step(1), commands("rollback#1"))),
+    "paused in mid-step and resumed": (
+        (_UP, applies(B)),
+        (in_step(0), edits(rollout__paused=True)),
+        (phase("Paused"), edits(rollout__paused=False)),
+    ),
+    "spec unreadable in mid-step, then put right": (
+        (_UP, applies(B)),
+        (in_step(0), edits(rollout__progressDeadline="soon")),
+        (phase("Invalid"), edits(rollout__progressDeadline="2m")),
+    ),
+    "another file at the same address, and a refresh": (
+        (_UP, replaces(A, SOURCES[B])),
+        (at_once, commands("refresh#1")),
+    ),
+    "status lost at rest": ((_UP, loses_status),),
+    "status lost in mid-canary": ((_UP, applies(B)), (on_canary, loses_status)),
+    "status lost while it is built": ((_UP, applies(B)), (job("build"), loses_status)),
+    "status restored from a backup": ((_UP, applies(B)), (serving(B), restores_status)),
+    "deleted while it is resolved": ((job("resolve"), deletes(False)),),
+    "deleted while it is built": ((job("build"), deletes(True)),),
+    "deleted while it is deployed": ((phase("Deploying"), deletes(False)),),
+    "deleted in mid-canary": ((_UP, applies(B)), (on_canary, deletes(True))),
+    "deleted while it is promoted": ((_UP, applies(B)), (stable(B), deletes(False))),
+    "deleted at rest": ((_UP, deletes(True)),),
+}
+
+# Other models than SPEC, with scenarios of their own.
+_TWO = {
+    **SPEC,
+    "targets": [{"name": "one", "gpu": "NVIDIA-A10"}, {"name": "two", "gpu": "NVIDIA-L4"}],
+    "serving": {"replicas": 2},
+}
+_ALONE = {**SPEC, "serving": {"replicas": 1}}
+OTHER_SPECS: dict[str, tuple[dict[str, Any], Script]] = {
+    "two targets, good update": (_TWO, ((_UP, applies(B)),)),
+    "two targets, failing update": (_TWO, ((_UP, applies("s3://m/failing")),)),
+    "fleet of one, good update": (_ALONE, ((_UP, applies(B)),)),
+    "fleet of one, slow update": (_ALONE, ((_UP, applies("s3://m/slow")),)),
+}
+ALL = [*SCENARIOS, *OTHER_SPECS]
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Runs
+# ---------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Run:
+    """A world, what is still to be done to it, and how long nothing was left to do."""
+
+    world: World
+    script: Script
+    idle: int = 0
+    failures: int = 0
+    passes: int = field(default=0)
+
+    def fork(self, world: World | None = None) -> Run:
+        return dataclasses.replace(self, world=world or self.world.fork())
+
+    def over(self) -> bool:
+        return self.idle >= 3 and not self.script
+
+    def state(self) -> int:
+        """Runs of one state have one future."""
+        return hash((len(self.script), min(self.idle, 3), self.failures, self.world.state()))
+
+    def people(self) -> None:
+        if self.script and self.script[0][0](self.world):
+            self.script[0][1](self.world)
+            self.script = self.script[1:]
+
+    def step(self, ports: Ports | None = None) -> None:
+        """What people do, one pass, and time until the next."""
+        self.people()
+        self.rest(LOOP.run_until_complete(self.one_pass(ports or Ports(self.world))))
+
+    async def one_pass(self, ports: Ports) -> float | None:
+        """Seconds until the next is wanted, after a failure as the queue has it; None = when something happens."""
+        self.passes += 1
+        assert self.passes < MOST_PASSES, f"no end after {MOST_PASSES} passes: {self.world.model}"
+        try:
+            wanted = await Reconciler(ports, ports, ports, ports, ports, "worker:1").reconcile(KEY)
+        except (Conflict, ClusterError) as e:
+            self.failures += 1
+            return max(getattr(e, "retry_after", 0.0), min(BACKOFF_MOST, BACKOFF_FIRST * 2.0 ** (self.failures - 1)))
+        self.failures = 0
+        return wanted
+
+    def rest(self, wanted: float | None) -> None:
+        self.idle = self.idle + 1 if wanted is None else 0
+        self.pass_time(MOST_WAIT if wanted is None else wanted if self.failures else min(wanted, MOST_WAIT))
+
+    def pass_time(self, seconds: float) -> None:
+        """In pieces, since workers and Jobs go on meanwhile."""
+        piece = max(MOST_WAIT, seconds / 12)
+        while seconds > piece:
+            self.world.tick(piece)
+            self.people()
+            seconds -= piece
+        self.world.tick(seconds)
+
+
+def begun(name: str) -> Run:
+    spec, script = OTHER_SPECS[name] if name in OTHER_SPECS else (SPEC, SCENARIOS[name])
+    return Run(World(spec, SOURCES), script)
+
+
+class Ends:
+    """How runs end, remembered for every state on their way: who comes to a known state has come to a known end."""
+
+    def __init__(self, outcome: Callable[[World], dict[str, Any]]) -> None:
+        self.outcome = outcome
+        self.known: dict[int, dict[str, Any]] = {}
+        self.runs = 0
+        self.passes = 0
+
+    def of(self, run: Run) -> dict[str, Any]:
+        """Plays the run to its end, or to a state whose end is known."""
+        self.runs += 1
+        run.passes, on_the_way = 0, []
+        while True:
+            state = run.state()
+            end = self.known.get(state)
+            if end is None and run.over():
+                end = self.outcome(run.world)
+            if end is not None:
+                self.known.update(dict.fromkeys(on_the_way, end))
+                return end
+            on_the_way.append(state)
+            run.step()
+            self.passes += 1
+
+
+def outcome(world: World) -> dict[str, Any]:
+    """The state of the world, without times, counters and names that the number of passes decides."""
+    if world.model is None:
+        return {"gone": True, "left": (sorted(world.objects), sorted(world.workers))}
+    rollout = world.rollout
+    return {
+        "stable": rollout["stable"],
+        "candidate": rollout["candidate"],
+        "standby": rollout["standby"],
+        "rejected": [(r["revision"], r["reason"]) for r in rollout["rejected"]],
+        "history": [(h["revision"], h["outcome"]) for h in rollout["history"]],
+        "failure": (rollout["failure"] or {}).get("reason"),
+        "conditions": [(c["type"], c["status"], c["reason"]) for c in world.model["status"]["conditions"]],
+        "jobs": sorted(world.jobs_created),
+        "running": sorted(world.due),
+        "routes": sorted((w.routes.stable, w.routes.candidate) for w in world.workers.values()),
+        "held": sorted(sorted((d, str(e[1].value)) for d, e in w.engines.items()) for w in world.workers.values()),
+        "objects": sorted(key for key in world.objects if key[0] != "Pod"),
+        "spec": world.model["spec"],
+    }
+
+
+def essence(world: World) -> dict[str, Any]:
+    """The end, without what is another pod's by right, and without Jobs that nobody asks for any more."""
+    return {k: v for k, v in outcome(world).items() if k not in ("held", "jobs", "objects")}
+
+
+def check_always(world: World) -> None:
+    """What must hold however it ends. (What must hold at each moment, the world asserts.)"""
+    again = world.jobs_deleted if world.misled else ()  # what was deleted by mistake is made again
+    twice = [name for name in set(world.jobs_created) if world.jobs_created.count(name) > 1 + again.count(name)]
+    assert not twice, "a Job was created twice"
+    assert world.model is None or set(world.model["metadata"].get("annotations", {})) <= {"trtmodel.io/command"}
