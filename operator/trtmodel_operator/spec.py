@@ -71,7 +71,7 @@ def parse(spec: object) -> Spec:
     _one_device_each(root)
     tier, engine, calibration = _by_tier(
         root.child("build").choice("tier", TIERS, "Staging"),
-        _engine(root.child("engine")),
+        _engine(root.child("engine"), root.child("build").boolean("simplify", False)),
         _calibration(root.child("engine").optional("calibration")),
     )
     return Spec(
@@ -124,12 +124,13 @@ def _by_tier(
     return Tier(name, changes=", ".join(changes)), engine, calibration
 
 
-def _engine(node: Node) -> EngineSettings:
+def _engine(node: Node, simplify: bool) -> EngineSettings:
     keep = node.optional("keepPrecision")
     kept = None
     if keep is not None:
-        nodes = tuple(n.as_text() for n in keep.items("nodes"))
-        kept = KeepPrecision(nodes, keep.choice("precision", PRECISIONS, "FP32"))
+        nodes, operators = (tuple(n.as_text() for n in keep.items(name)) for name in ("nodes", "operators"))
+        # Another order of operators is the same engine.
+        kept = KeepPrecision(nodes, keep.choice("precision", PRECISIONS, "FP32"), tuple(sorted(set(operators))))
     workspace = node.value.get("workspace")
     return EngineSettings(
         runtime=node.choice("runtime", RUNTIMES),
@@ -138,6 +139,7 @@ def _engine(node: Node) -> EngineSettings:
         profiles=tuple(_profile(p) for p in node.items("profiles")),
         workspace_bytes=None if workspace is None else size(workspace, f"{node.path}.workspace"),
         optimization_level=node.integer("optimizationLevel", None, 0, 5),
+        simplify=simplify,
     )
 
 

@@ -19,6 +19,10 @@ CASES = [
     Case("a file", {"source.uri": "file:///models/model.onnx"}),
     Case("a folder of the bucket", {"source.uri": "s3://models/magika/v3/"}),
     Case("a folder of a volume", {"source.uri": "file:///models/magika/"}),
+    Case("nodes and operators that are kept", {"engine.precision": "FP16", "engine.keepPrecision": {
+        "nodes": ["^/head/.*"], "operators": ["Softmax", "LayerNormalization"]}}),
+    Case("TensorRT", {"engine.runtime": "TensorRT", "engine.precision": "BF16", "engine.workspace": "4Gi",
+                      "engine.optimizationLevel": 5, "targets": [{"name": "a10", "gpu": "NVIDIA-A10", "gpus": 1}]}),
     Case("a pin", {"source.sha256": "ab" * 32}),
     Case("an empty pin", {"source.sha256": ""}),
     Case("a longer prefix", {"storage.prefix": "team-a/engines.v1"}),
@@ -47,6 +51,7 @@ CASES = [
     Case("a build elsewhere", {"build.nodeSelector": {"pool": "build"}, "build.deadline": "24h", "build.retries": 0,
                                "build.resources": {"limits": {"cpu": 2, "memory": "4Gi"}}}),
     Case("no simplification", {"build.simplify": False}),
+    Case("simplification", {"build.simplify": True}),
     Case("regression", {"verify.task": "Regression"}),
     Case("embedding", {"verify.task": "Embedding"}),
     Case("raw", {"verify.task": "Raw"}),

@@ -125,7 +125,6 @@ def test_fields_of_later_releases_have_no_default() -> None:
 
     later = [path for path, node in nodes(schema()) if refused(node)]
     assert later == [
-        ".spec.engine.keepPrecision",
         ".spec.rollout.analysis.minAgreement",
     ]
     for path, node in nodes(schema()):

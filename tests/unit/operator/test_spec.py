@@ -75,11 +75,12 @@ def test_everything_that_is_written_is_read() -> None:
             engine__precision="INT8",
             engine__profiles=[{"inputs": {"bytes": {"min": [1, 2048], "opt": [8, 2048], "max": [32, 2048]}}}],
             engine__calibration={"uri": "s3://data/calib.npz", "samples": 64, "method": "MinMax", "perChannel": False},
-            engine__keepPrecision={"nodes": ["^/head/.*"]},
+            engine__keepPrecision={"nodes": ["^/head/.*"], "operators": ["Softmax", "Exp", "Softmax"]},
             engine__workspace="1Gi",
             engine__optimizationLevel=4,
             targets=[{"name": "a10", "gpu": "NVIDIA-A10", "gpus": 1, "tolerations": [{"key": "gpu"}]}],
             build__deadline="1h30m",
+            build__simplify=True,
             serving__pod={"labels": {"team": "ml"}, "env": [{"name": "OMP_NUM_THREADS", "value": "1"}]},
             serving__hosts=2,
             serving__contexts="Auto",
@@ -96,9 +97,10 @@ def test_everything_that_is_written_is_read() -> None:
     assert found.source_pin == "a" * 64
     assert found.credentials_secret == "s3"
     assert found.engine.profiles == (Profile({"bytes": ShapeRange((1, 2048), (8, 2048), (32, 2048))}),)
-    assert found.engine.keep_precision == KeepPrecision(("^/head/.*",), "FP32")
+    assert found.engine.keep_precision == KeepPrecision(("^/head/.*",), "FP32", ("Exp", "Softmax"))
     assert found.engine.workspace_bytes == 2**30
     assert found.engine.optimization_level == 4
+    assert found.engine.simplify
     assert found.calibration is not None
     assert (found.calibration.samples, found.calibration.method, found.calibration.per_channel) == (64, "MinMax", False)
     assert found.targets[0].gpu == "NVIDIA-A10"
