@@ -9,7 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,6 +60,12 @@ class KillServer:
     def close(self) -> None:
         self._process.communicate()
         self._log.close()
+
+
+def visible(operations: Sequence[str]) -> list[int]:
+    """Between the others nothing happens that another Job could see."""
+    seen = ("before ", "after ", "opened ", "os.rename ", "os.link ", "os.remove ")
+    return [at for at, name in enumerate(operations) if name.startswith(seen)]
 
 
 @dataclass(frozen=True)

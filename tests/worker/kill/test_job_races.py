@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from kill_harness import World
+from kill_harness import World, visible
 from kill_scenarios import (
     Scenario,
     build_task,
@@ -15,7 +15,7 @@ from kill_scenarios import (
     still_damaged,
 )
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 SHARES = 2
 
 
@@ -30,9 +30,7 @@ def test_of_two_builds_at_once_there_is_one_engine_and_both_answer_with_it(
     task = build_task(world)
     world.keep_as("before")
     whole = world.job("build", task)
-    # Between the others nothing happens that the second Job could see.
-    seen = ("before ", "after ", "os.rename ", "os.link ", "os.remove ")
-    points = [at for at, name in enumerate(whole.operations) if name.startswith(seen)][share::SHARES]
+    points = visible(whole.operations)[share::SHARES]
     for at in points:
         world.put_back("before")
         assert world.begin("build", task, at, "first"), (at, whole.operations[at])

@@ -125,6 +125,18 @@ def test_figures_are_kept_by_data_set_task_and_samples(store: ArtifactStore) -> 
     assert store.get_figures("2" * 64, "3" * 64, Task.EMBEDDING, 100) is None
 
 
+def test_of_two_jobs_that_measure_the_same_the_first_ones_figures_count(store: ArtifactStore, root: Path) -> None:
+    output = OutputFigures(1.0, 1.0, 0.0, 0.0, 0, False)
+    first = GateFigures("2" * 64, "3" * 64, Task.RAW, 90, False, {"y": output})
+    second = dataclasses.replace(first, outputs={"y": dataclasses.replace(output, max_abs=0.1)})
+    assert store.put_figures(first, 100) == first
+    assert store.put_figures(second, 100) == first
+    (path,) = (root / "trtmodel/ml/gates").rglob("*.json")
+    path.write_bytes(b"{}")
+    assert store.put_figures(second, 100) == second
+    assert store.get_figures("2" * 64, "3" * 64, Task.RAW, 100) == second
+
+
 def test_namespaces_do_not_see_each_other(store: ArtifactStore, root: Path) -> None:
     digest, _ = store.commit(manifest())
     other = ArtifactStore(Storage("engines", endpoint=f"file://{root.parent}"), "other", None)

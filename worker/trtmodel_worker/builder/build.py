@@ -228,8 +228,7 @@ def _record(
 ) -> GateFigures:
     """`engine`: digest and manifest of what was proven."""
     figures = conclude(task, store, *engine, request, proof, work, progress)
-    store.put_figures(figures, task.dataset.samples)
-    return figures
+    return store.put_figures(figures, task.dataset.samples)
 
 
 def _ended(task: BuildTask, digest: str, manifest: Manifest, figures: GateFigures, *, reused: bool) -> Ended:
