@@ -11,6 +11,7 @@ from decide_scene import (
     C,
     Scene,
     asks_for,
+    build_result,
     busy,
     canary,
     decide,
@@ -24,9 +25,12 @@ from decide_scene import (
     new,
     obey,
     of,
+    resolve_result,
     serving,
+    with_engine,
     with_worker,
 )
+from trtmodel_contract.control import EngineState
 from trtmodel_contract.jobs import JobResult, Reason
 from trtmodel_operator.conditions import status
 from trtmodel_operator.model import (
@@ -229,3 +233,71 @@ def test_F12_scaling_during_a_rollout_keeps_a_stable_worker_and_rederives_the_sh
             assert decision.memory.stable is not None
             assert decision.memory.stable.revision == A
         assert len(members(seen)) == {8: 2, 4: 1, 2: 1, 1: 1, 0: 0}[replicas]
+
+
+def promoted() -> Scene:
+    """B was promoted over A, and A is the standby."""
+    seen = canary(serving(A))
+    for _ in range(40):
+        decision = decide(seen)
+        if decision.rule == "settle" and not decision.actions:
+            return seen
+        seen = later(busy(obey(seen, decision, seconds=0)), 5)
+    raise AssertionError(decision)
+
+
+def test_F15_going_back_to_what_no_worker_can_serve_is_refused_before_a_worker_is_touched() -> None:
+    gone = promoted()
+    for worker in gone.workers:
+        gone = with_engine(gone, worker.uid, A, state=EngineState.FAILED, message="its manifest is gone")
+    decision = decide(replace(gone, command=parse_command("rollback#1")))
+    assert decision.memory.stable is not None
+    assert decision.memory.stable.revision == B
+    assert [n.reason for n in decision.notices] == ["CommandIgnored"]
+    assert "its manifest is gone" in decision.notices[0].message
+    assert not of(decision, Signal)
+
+
+def test_F15_what_one_worker_still_holds_can_be_gone_back_to() -> None:
+    seen = promoted()
+    seen = with_engine(seen, "w0", A, state=EngineState.FAILED, message="its manifest is gone")
+    decision = decide(replace(seen, command=parse_command("rollback#1")))
+    assert decision.memory.stable is not None
+    assert decision.memory.stable.revision == A
+
+
+def test_F15_the_last_good_revision_outlives_any_number_of_failed_ones() -> None:
+    seen = serving(A)
+    for i in range(10):
+        seen = replace(canary(seen, f"{i:010}"), command=parse_command(f"abort#{i}"))
+        seen = obey(seen, decide(seen))
+    assert seen.memory.stable is not None
+    assert seen.memory.stable.revision == A
+    assert all(e.revision == A for w in seen.workers if w.report for e in w.report.models["magika"].engines)
+
+
+@pytest.mark.parametrize(
+    ("result", "trouble"),
+    [
+        (JobResult(Reason.INTERNAL, "it crashed"), "Failed"),
+        (None, ""),
+        (None, "DeadlineExceeded"),
+        (None, "Evicted"),
+        (resolve_result(B), ""),
+        (build_result(C), ""),
+    ],
+    ids=["exit 1", "no result", "too late", "evicted", "another answer", "another revision"],
+)
+def test_F17_only_an_explicit_success_for_this_revision_passes(result: JobResult | None, trouble: str) -> None:
+    seen = knows(edited(serving(A), source__uri="s3://models/b.onnx"), B)
+    seen = obey(seen, decide(seen))
+    state = JobState.FAILED if trouble else JobState.COMPLETE
+    seen = replace(seen, jobs=tuple(replace(j, state=state, result=result, trouble=trouble) for j in seen.jobs))
+    for _ in range(3):
+        decision = decide(seen)
+        assert decision.memory.candidate is None
+        assert decision.memory.stable is not None
+        assert decision.memory.stable.revision == A
+        assert all(b.revision != B for b in decision.memory.built)
+        seen = obey(seen, decision)
+    assert decision.situation.stage is Stage.STALLED
