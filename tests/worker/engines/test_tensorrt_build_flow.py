@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 import onnx_models as models
 import pytest
-from trt_builder_world import World, install
+from trt_builder_world import Device, World, install
 from trtmodel_contract.identity import EngineSettings, Profile, ShapeRange
 from trtmodel_contract.jobs import Reason
 from trtmodel_worker.engines.base import OutOfMemory
 from trtmodel_worker.engines.building import CalibrationData, Rejected
 from trtmodel_worker.engines.tensorrt import timing
 from trtmodel_worker.engines.tensorrt.build import TensorRtBuilder
+from trtmodel_worker.engines.tensorrt.device import CudaError
 
 OLD, MIDDLE, NEW = "8.6.0", "10.16.1.11", "11.4.0.106"
 PROFILES = (Profile({"x": ShapeRange((1, 8), (4, 8), (32, 8))}),)
@@ -118,6 +119,21 @@ def test_calibration_data_that_cannot_be_read_is_the_reason_and_not_the_engine(
         TensorRtBuilder().build(
             source, settings("INT8"), CalibrationData(broken(), "MinMax", per_channel=True), tmp_path / "plan"
         )
+    assert not (tmp_path / "plan").exists()
+
+
+def test_a_calibrator_that_could_not_be_fed_makes_no_engine(
+    world: Callable[[str], World], source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> None:
+        raise CudaError("cudaMemcpy", 1, "cudaErrorInvalidValue", "invalid argument")
+
+    asked = world(OLD)
+    asked.refuse = lambda nodes: [(0, "UNSUPPORTED_NODE", "no") for n in nodes if "Quantize" in n.op_type]
+    monkeypatch.setattr(Device, "call", broken)
+    calibration = CalibrationData(batches(), "MinMax", per_channel=True)
+    with pytest.raises(CudaError, match="invalid argument"):
+        TensorRtBuilder().build(source, settings("INT8"), calibration, tmp_path / "plan")
     assert not (tmp_path / "plan").exists()
 
 
