@@ -42,6 +42,7 @@ SOURCES = {
     "s3://m/c": Source("c"),
     "s3://m/slow": Source("slow", seconds=0.032),
     "s3://m/failing": Source("failing", failing=0.1),
+    "s3://m/half": Source("half", failing=0.1, fails_on="two"),
     "s3://m/unloadable": Source("unloadable", loads=False),
     "s3://m/deadly": Source("deadly", dies=True),
     "s3://m/wrong": Source("wrong", differs=100),
@@ -280,6 +281,11 @@ SCENARIOS: dict[str, Script] = {
         (in_step(0), edits(rollout__paused=True)),
         (phase("Paused"), edits(rollout__paused=False)),
     ),
+    "worker on another kind of node": (
+        (_UP, sets(node="other")),
+        (at_once, kills(False)),
+        (lambda w: len(w.rollout["stable"]["artifacts"]) == 2 and serving(A)(w), applies(B)),
+    ),
     "spec unreadable in mid-step, then put right": (
         (_UP, applies(B)),
         (in_step(0), edits(rollout__progressDeadline="soon")),
@@ -307,10 +313,15 @@ _TWO = {
     "targets": [{"name": "one", "gpu": "NVIDIA-A10"}, {"name": "two", "gpu": "NVIDIA-L4"}],
     "serving": {"replicas": 2},
 }
+_HOLD = {**_TWO, "rollout": {**SPEC["rollout"], "onTargetFailure": "Hold"}}
 _ALONE = {**SPEC, "serving": {"replicas": 1}}
 OTHER_SPECS: dict[str, tuple[dict[str, Any], Script]] = {
     "two targets, good update": (_TWO, ((_UP, applies(B)),)),
     "two targets, failing update": (_TWO, ((_UP, applies("s3://m/failing")),)),
+    "two targets, one fails and the other is held, then aborted": (
+        _HOLD,
+        ((_UP, applies("s3://m/half")), (stalled("TargetFailed"), commands("abort#1"))),
+    ),
     "fleet of one, good update": (_ALONE, ((_UP, applies(B)),)),
     "fleet of one, slow update": (_ALONE, ((_UP, applies("s3://m/slow")),)),
 }

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import copy
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from machines import GRACE_SECONDS, KEY, UID, Source, Worker, load_key, read_pointer, text_of
@@ -21,7 +22,7 @@ from trtmodel_contract.control import POINTER_FILE, DesiredRequest, EngineState,
 from trtmodel_contract.exitcodes import JobExit
 from trtmodel_contract.gate import GateFigures, OutputFigures, Top1Figures, judge
 from trtmodel_contract.gate import Verdict as GateVerdict
-from trtmodel_contract.identity import Calibration, Recipe, revision
+from trtmodel_contract.identity import Calibration, LoadKey, Recipe, revision
 from trtmodel_contract.jobs import (
     TASK_ENV,
     BuildResult,
@@ -72,10 +73,10 @@ class World:
         self.no_node = False  # that a Job's pod fits on
         self.out_of_memory = False  # Jobs are killed for it
         self.traffic = TRAFFIC
+        self.node = ""  # where new pods of workers go
         self.jobs_created: tuple[str, ...] = ()
         self.jobs_deleted: tuple[str, ...] = ()
-        self.caps: dict[str, int] = {}  # digest of a candidate -> workers that may have answered with it at once
-        self.most: dict[str, int] = {}  # and how many did
+        self.caps: dict[tuple[str, str], int] = {}  # target, revision on trial -> workers that may answer with it
         self.events: tuple[str, ...] = ()
         self.past: tuple[tuple[Json | None, dict[tuple[str, str], Json], list[Json]], ...] = ()
         self.changes = 0
@@ -91,7 +92,7 @@ class World:
         """A copy that lives on by itself."""
         other = object.__new__(World)
         other.__dict__.update(self.__dict__)
-        for name in ("sources", "objects", "due", "bucket", "by_digest", "caps", "most", "_marks"):
+        for name in ("sources", "objects", "due", "bucket", "by_digest", "caps", "_marks"):
             setattr(other, name, dict(getattr(self, name)))
         other.workers = {uid: copy.copy(worker) for uid, worker in self.workers.items()}
         return other
@@ -111,7 +112,8 @@ class World:
             tuple(worker.state(now, windows) for worker in self.workers.values()),
             frozenset(self.bucket),
             tuple(self.sources.values()),
-            (self.storage_down, self.image_missing, self.no_node, self.out_of_memory, self.traffic, self._pods_made),
+            (self.storage_down, self.image_missing, self.no_node, self.out_of_memory, self.traffic, self.node),
+            self._pods_made,
             frozenset(self.jobs_created),
             frozenset(self.jobs_deleted),
         )
@@ -252,8 +254,9 @@ class World:
         for target in [t["name"] for t in spec.get("targets", [{"name": "default"}])]:
             mine = [w for w in self.workers.values() if w.target == target and w.leaves_at is None]
             assert len(mine) >= max(1, spec["serving"]["replicas"]), "promoted with workers missing"
-            digest = _digest_for(candidate, target)
+            digests = {a["loadKey"]: a["manifestDigest"] for a in candidate["artifacts"] if a["target"] == target}
             for worker in mine:
+                digest = digests[str(load_key(target, worker.node))]
                 assert worker.reachable, f"promoted although {worker.uid} is unknown"
                 engines = worker.report(self).models[KEY[1]].engines
                 ready = {e.manifest_digest for e in engines if e.state is EngineState.READY}
@@ -266,14 +269,13 @@ class World:
         spec = (self.model or {}).get("spec", {})
         for target in {w.target for w in self.workers.values()}:
             mine = [w for w in self.workers.values() if w.target == target and w.leaves_at is None]
-            if candidate is not None and step is not None and (digest := _digest_for(candidate, target)):
-                steps = spec["rollout"]["steps"]
+            if candidate is not None and step is not None:
+                steps, trial = spec["rollout"]["steps"], (target, candidate["revision"])
                 most = _share(steps[min(step["index"], len(steps) - 1)]["workers"], len(mine))
-                self.caps[digest] = max(self.caps.get(digest, 0), most)
-            for digest in {w.routes.candidate for w in mine} - {""}:
-                on = sum(w.routes.candidate == digest for w in mine)
-                self.most[digest] = max(self.most.get(digest, 0), on)
-                assert on <= self.caps.get(digest, 0), f"{on} workers answer with a candidate: its steps allow fewer"
+                self.caps[trial] = max(self.caps.get(trial, 0), most)
+            answering = Counter(w.engines[w.routes.candidate][0] for w in mine if w.routes.candidate)
+            for revision_, on in answering.items():
+                assert on <= self.caps.get((target, revision_), 0), f"{on} workers try it: its steps allow fewer"
 
     # ------------------------------------------------------------------------------------------------------------
     # What people do
@@ -320,7 +322,9 @@ class World:
         self._touched()
         old = self.workers[uid]
         again, now = old.restarts + 1, self.time
-        self.workers[uid] = Worker(old.name, uid, old.target, old.labels, now, restarts=again, restarted_at=now)
+        self.workers[uid] = Worker(
+            old.name, uid, old.target, old.labels, now, restarts=again, restarted_at=now, node=old.node
+        )
 
     # ------------------------------------------------------------------------------------------------------------
     # What the cluster does by itself
@@ -385,7 +389,8 @@ class World:
         if self.storage_down:
             result = JobResult(Reason.STORAGE_UNAVAILABLE, "the bucket does not answer")
         elif container["args"] == ["build"]:
-            result = self._build(loads(BuildTask, task), job["metadata"]["labels"][LABEL_TARGET])
+            key = load_key(job["metadata"]["labels"][LABEL_TARGET], _node_of(job))
+            result = self._build(loads(BuildTask, task), key)
         else:
             result = self._resolve(loads(ResolveTask, task))
         return result.reason, dumps(result).decode()
@@ -416,13 +421,13 @@ class World:
         data, found = sha256_hex(task.dataset.uri.encode()), self.bucket.get(name, ())
         return JobResult(Reason.DONE, "", resolve=ResolveResult(source.sha256, 1, name, digest, data, (), (), found))
 
-    def _build(self, task: BuildTask, target: str) -> JobResult:
+    def _build(self, task: BuildTask, key: LoadKey) -> JobResult:
         source = self.sources[task.source_uri]
         if source.sha256 != task.source_sha256:
             return JobResult(Reason.SOURCE_CHANGED, "the source changed")
         if source.build_fails is not None:
             return JobResult(source.build_fails, "it cannot be built")
-        digest = sha256_hex(f"manifest of {task.revision} for {target}".encode())
+        digest = sha256_hex(f"manifest of {task.revision} for {key}".encode())
         figures = GateFigures(
             digest,
             task.dataset.digest,
@@ -435,7 +440,7 @@ class World:
         verdict = judge(figures, task.thresholds)
         if verdict.verdict is not GateVerdict.PASS:
             return JobResult(Reason.GATE_FAILED, verdict.sentence)
-        artifact = FoundArtifact(load_key(target), digest, 1, "", figures)
+        artifact = FoundArtifact(key, digest, 1, "", figures)
         held = [a for a in self.bucket.get(task.revision, ()) if a.load_key != artifact.load_key]
         self.bucket[task.revision] = (*held, artifact)
         self.by_digest[digest] = source
@@ -455,7 +460,9 @@ class World:
             for _ in range(wanted - len(mine)):
                 self._pods_made += 1
                 uid = f"u{self._pods_made}"
-                self.workers[uid] = Worker(f"{name}-{uid}", uid, labels[LABEL_TARGET], labels, self.time)
+                self.workers[uid] = Worker(
+                    f"{name}-{uid}", uid, labels[LABEL_TARGET], labels, self.time, node=self.node
+                )
 
 
 def _by_kind(objects: Mapping[tuple[str, str], Json], pods: Sequence[Json]) -> dict[str, list[Json]]:
@@ -475,8 +482,11 @@ def _mark(rollout: Json | None) -> int:
     return hash(json.dumps({**rollout, "step": step, "waitedAt": 0, "history": history}))
 
 
-def _digest_for(deployed: Json, target: str) -> str:
-    return next((a["manifestDigest"] for a in deployed["artifacts"] if a["target"] == target), "")
+def _node_of(job: Json) -> str:
+    """The first of the nodes that it may run on; '' if it may run anywhere."""
+    affinity = job["spec"]["template"]["spec"].get("affinity", {}).get("nodeAffinity", {})
+    terms = affinity.get("requiredDuringSchedulingIgnoredDuringExecution", {}).get("nodeSelectorTerms", [])
+    return next((str(field["values"][0]) for term in terms for field in term["matchFields"]), "")
 
 
 def _share(workers: int | str, n: int) -> int:
