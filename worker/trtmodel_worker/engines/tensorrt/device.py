@@ -76,7 +76,7 @@ class Cuda:
     def driver(self, file: Path = _DRIVER_FILE) -> str:
         """Version of the kernel's driver such as 580.95.05; where it is not told, the newest CUDA that it supports."""
         try:
-            found = re.search(r"Kernel Module\D*?(\d+\.[\d.]+)", file.read_text())
+            found = re.search(r"NVRM version:.*?\s(\d+\.[\d.]+)\s", file.read_text())
         except OSError:
             found = None
         if found:
