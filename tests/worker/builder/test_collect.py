@@ -6,13 +6,18 @@ import dataclasses
 import os
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from bucket_fill import LONG_AGO, MODEL, age, keys, open_bucket, plan_path, publish, revoked
 from trtmodel_contract import storelayout as layout
-from trtmodel_contract.codec import loads
+from trtmodel_contract.codec import dumps, loads
+from trtmodel_contract.exitcodes import JobExit
+from trtmodel_contract.identity import Storage
+from trtmodel_contract.jobs import TASK_ENV, CollectTask, JobResult
 from trtmodel_contract.keeping import Cause, Pin, Revocation
-from trtmodel_worker.builder import pins
+from trtmodel_worker.builder import main, pins
 from trtmodel_worker.builder.collect import SETTLE_SECONDS, NothingIsPinned, Rules, Summary, collect
 from trtmodel_worker.storage import ArtifactStore, StorageError
 
@@ -209,3 +214,47 @@ def test_a_job_that_is_told_what_lives_drops_its_old_pins_and_no_others(store: A
 def test_a_job_of_no_cluster_pins_nothing(store: ArtifactStore) -> None:
     pins.renew(store, "", MODEL, ["e" * 64], ["f" * 64])
     assert keys(store) == []
+
+
+def job(store: ArtifactStore, folder: Path, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> tuple[JobResult, int]:
+    storage = Storage("engines", endpoint=f"file://{folder}")
+    task = CollectTask("ml", storage, "c", **{"delete": True, "grace_seconds": 86400, **changes})
+    monkeypatch.setenv(TASK_ENV, dumps(task).decode())
+    return main._run("collect")
+
+
+def test_the_job_waits_until_what_it_has_put_out_of_use_may_go(
+    store: ArtifactStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(main, "time", SimpleNamespace(sleep=lambda s: (slept.append(s), settle(tmp_path))))
+    kept, _ = publish(store, "1111111111", b"one"), publish(store, "2222222222", b"two")
+    age(tmp_path)
+    pins.pin(store, "c", MODEL, [kept])
+    result, code = job(store, tmp_path, monkeypatch, delete=False)
+    assert (code, result.collect and result.collect.waiting, slept) == (JobExit.DONE, 1, [])
+    result, code = job(store, tmp_path, monkeypatch)
+    assert (code, slept) == (JobExit.DONE, [SETTLE_SECONDS])
+    assert result.collect is not None
+    assert (result.collect.deleted, result.collect.kept, result.collect.waiting) == (1, 1, 0)
+    assert "1 engines" in result.message
+
+
+def test_the_job_of_a_deleted_model_removes_its_engine_and_its_pins(
+    store: ArtifactStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(main, "time", SimpleNamespace(sleep=lambda _: settle(tmp_path)))
+    pins.pin(store, "c", MODEL, [publish(store)])
+    for _ in range(2):  # the second is a retry after everything was done
+        _, code = job(store, tmp_path, monkeypatch, model=MODEL)
+        assert code == JobExit.DONE
+        assert [key for key in keys(store) if not key.endswith("revoked")] == []
+
+
+def test_the_job_says_that_nothing_is_pinned_and_is_not_tried_again(
+    store: ArtifactStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(store)
+    result, code = job(store, tmp_path, monkeypatch)
+    assert code == JobExit.REJECTED
+    assert "no pin" in result.message
