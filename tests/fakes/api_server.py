@@ -36,6 +36,7 @@ KINDS = {
     ("apiextensions.k8s.io", "v1"): {"customresourcedefinitions": "CustomResourceDefinition"},
     ("batch", "v1"): {"jobs": "Job"},
     ("apps", "v1"): {"deployments": "Deployment"},
+    ("policy", "v1"): {"poddisruptionbudgets": "PodDisruptionBudget"},
     ("coordination.k8s.io", "v1"): {"leases": "Lease"},
     ("events.k8s.io", "v1"): {"events": "Event"},
     ("trtmodel.io", "v1alpha1"): {"trtmodels": "TRTModel"},

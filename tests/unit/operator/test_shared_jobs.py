@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from decide_scene import MODEL, RAW, B, decide, edited, knows, new, of
+from decide_scene import MODEL, RAW, B, build_result, decide, edited, found, knows, new, of, resolve_result
 from fakes.api_server import FakeApiServer, Seen, refusal
 from kubernetes.aio.client import Configuration
+from trtmodel_contract.codec import dumps
 from trtmodel_contract.identity import ModelRef
+from trtmodel_contract.jobs import JobResult
 from trtmodel_operator import manifests
 from trtmodel_operator.adapters.api import Api
 from trtmodel_operator.adapters.cluster import KubernetesCluster, owner_uids
 from trtmodel_operator.adapters.observe import observe
-from trtmodel_operator.main import waiting_for
+from trtmodel_operator.adapters.signing import Ed25519Signer, Keys
+from trtmodel_operator.adapters.workers import HttpWorkers
+from trtmodel_operator.main import SystemClock, waiting_for
+from trtmodel_operator.metrics import OperatorMetrics
 from trtmodel_operator.model import CreateJob, JobState, Observed
 from trtmodel_operator.ports import ClusterError, Conflict, Json
+from trtmodel_operator.reconcile import Reconciler
 
 ONE, TWO = (ModelRef("ml", name, f"uid of {name}") for name in ("one", "two"))
 
@@ -72,7 +79,7 @@ def observed(server: FakeApiServer, model: ModelRef) -> Observed:
     return found
 
 
-def with_pod(server: FakeApiServer, job: Json, message: str) -> None:
+def with_pod(server: FakeApiServer, job: Json, message: str, phase: str = "Failed", code: int = 42) -> None:
     labels = {**job["spec"]["template"]["metadata"]["labels"], "batch.kubernetes.io/job-name": job["metadata"]["name"]}
     server.put(
         {
@@ -85,8 +92,8 @@ def with_pod(server: FakeApiServer, job: Json, message: str) -> None:
                 "ownerReferences": [{"uid": job["metadata"]["uid"], "kind": "Job", "name": "j", "controller": True}],
             },
             "status": {
-                "phase": "Failed",
-                "containerStatuses": [{"state": {"terminated": {"exitCode": 42, "message": message}}}],
+                "phase": phase,
+                "containerStatuses": [{"state": {"terminated": {"exitCode": code, "message": message}}}],
             },
         }
     )
@@ -234,3 +241,93 @@ def test_the_workload_of_a_target_goes_with_its_pointer(api_server: FakeApiServe
     on(api_server, scene)
     for plural in ("deployments", "configmaps"):
         assert [o["metadata"]["name"] for o in api_server.all(plural)] == ["magika-a10-1"]
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# The whole operator: two models that are applied at once
+# ---------------------------------------------------------------------------------------------------------------
+
+
+def raw_model(model: ModelRef) -> Json:
+    meta = {"namespace": "ml", "name": model.name, "uid": model.uid, "generation": 1}
+    return {"apiVersion": "trtmodel.io/v1alpha1", "kind": "TRTModel", "metadata": meta, "spec": RAW}
+
+
+class Operator:
+    """Passes of the real reconciler over the API server. There are no workers."""
+
+    def __init__(self, server: FakeApiServer) -> None:
+        self.server = server
+
+    def passes(self, *models: ModelRef, times: int = 6) -> None:
+        async def one(reconciler: Reconciler, model: ModelRef) -> None:
+            with contextlib.suppress(Conflict):  # the controller comes back
+                await reconciler.reconcile(("ml", model.name))
+
+        async def scene(cluster: KubernetesCluster) -> None:
+            signer = Ed25519Signer(Keys.made())
+            clock = SystemClock()
+            workers = HttpWorkers(signer, clock, lambda _: None)
+            reconciler = Reconciler(cluster, workers, signer, clock, OperatorMetrics(), "worker:1")
+            for _ in range(times):
+                await asyncio.gather(*(one(reconciler, m) for m in models))
+            await workers.close()
+
+        on(self.server, scene)
+
+    def ends(self, kind: str, result: JobResult) -> int:
+        """The Jobs of this kind end well; how many there were."""
+        jobs = [j for j in self.server.all("jobs") if j["metadata"]["labels"]["trtmodel.io/kind"] == kind]
+        for job in jobs:
+            job["status"] = {"conditions": [{"type": "Complete", "status": "True"}]}
+            self.server.put(job)
+            with_pod(self.server, job, dumps(result).decode(), phase="Succeeded", code=0)
+        return len(jobs)
+
+    def candidate(self, model: ModelRef) -> str:
+        found = self.server.get("trtmodels", "ml", model.name)
+        assert found is not None
+        return str((found["status"]["rollout"].get("candidate") or {}).get("revision", ""))
+
+
+def test_two_models_with_one_recipe_applied_at_once_are_one_build(api_server: FakeApiServer) -> None:
+    operator = Operator(api_server)
+    for model in (ONE, TWO):
+        api_server.put(raw_model(model))
+    operator.passes(ONE, TWO)
+    assert operator.ends("resolve", resolve_result(B)) == 2
+    operator.passes(ONE, TWO)
+    assert operator.ends("build", build_result(B)) == 1
+    operator.passes(ONE, TWO)
+    assert (operator.candidate(ONE), operator.candidate(TWO)) == (B, B)
+    assert len(api_server.all("jobs")) == 3
+
+
+def test_one_of_them_is_deleted_while_the_other_waits(api_server: FakeApiServer) -> None:
+    operator = Operator(api_server)
+    for model in (ONE, TWO):
+        api_server.put(raw_model(model))
+    operator.passes(ONE, TWO)
+    operator.ends("resolve", resolve_result(B))
+    operator.passes(ONE, TWO)
+    (job,) = [j for j in api_server.all("jobs") if j["metadata"]["labels"]["trtmodel.io/kind"] == "build"]
+    gone, left = (ONE, TWO) if job["metadata"]["labels"]["trtmodel.io/model"] == "one" else (TWO, ONE)
+    api_server.delete("trtmodels", "ml", gone.name)
+    job["metadata"]["ownerReferences"] = [o for o in job["metadata"]["ownerReferences"] if o["uid"] != gone.uid]
+    assert job["metadata"]["ownerReferences"]  # so the garbage collector keeps it
+    api_server.put(job)
+    operator.passes(left)
+    assert operator.ends("build", build_result(B)) == 1
+    operator.passes(left)
+    assert operator.candidate(left) == B
+
+
+def test_a_cache_hit_makes_no_build_job_in_the_cluster(api_server: FakeApiServer) -> None:
+    operator = Operator(api_server)
+    api_server.put(raw_model(ONE))
+    operator.passes(ONE)
+    operator.ends("resolve", resolve_result(B, found(B)))
+    operator.passes(ONE)
+    assert operator.candidate(ONE) == B
+    assert [j["metadata"]["labels"]["trtmodel.io/kind"] for j in api_server.all("jobs")] == ["resolve"]
+    assert len(api_server.all("deployments")) == 1
