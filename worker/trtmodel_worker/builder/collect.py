@@ -102,6 +102,7 @@ class _Run:
         self._rules, self._say = rules, say
         self._summary = Summary()
         self._pins: dict[str, frozenset[str]] = {}  # by key: a pin never changes
+        self._manifests: dict[tuple[str, float], tuple[str, frozenset[str]]] = {}  # nor does a manifest
         self._now = self._objects.now()  # before anything is read: what is read later is newer
 
     def run(self) -> Summary:
@@ -164,10 +165,10 @@ class _Run:
 
     def _sweep(self, mine: frozenset[str]) -> None:
         """What no manifest names any more. Everything is listed anew: a Job may have published in the meantime."""
-        builds = list(self._builds())
+        builds, pinned = list(self._builds()), self._pinned()
         if not self._rules.delete:
-            builds = [build for build in builds if not self._would_go(build)]
-        alive = {build.digest for build in builds} | self._pinned()
+            builds = [build for build in builds if not self._would_go(build, pinned)]
+        alive = {build.digest for build in builds} | pinned
         needed = set(alive)
         for build in builds:
             needed |= build.names
@@ -220,11 +221,14 @@ class _Run:
             elif key is not None:
                 manifests[key.revision, key.load_key, key.number] = (key, entry)
         for place, (key, entry) in sorted(manifests.items()):
-            try:
-                data = self._store.read(entry.key)
-            except NotFound:
-                continue  # another collector
-            yield _Build(key, entry, markers.get(place), sha256_hex(data), _digests(data))
+            known = self._manifests.get((entry.key, entry.modified))
+            if known is None:
+                try:
+                    data = self._store.read(entry.key)
+                except NotFound:
+                    continue  # another collector
+                known = self._manifests[entry.key, entry.modified] = (sha256_hex(data), _digests(data))
+            yield _Build(key, entry, markers.get(place), *known)
 
     def _pinned(self) -> frozenset[str]:
         """Digests of manifests that any model of any cluster needs, as of now."""
@@ -272,9 +276,9 @@ class _Run:
             return is_mine
         return not self._is_young(entry)
 
-    def _would_go(self, build: _Build) -> bool:
+    def _would_go(self, build: _Build, pinned: frozenset[str]) -> bool:
         return (
-            build.digest not in self._pinned()
+            build.digest not in pinned
             and build.marker is not None
             and self._now - build.marker.modified >= self._rules.settle
             and (self._rules.only is not None or not self._is_young(build.manifest))
