@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import sys
 import sysconfig
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,7 @@ TYPES = {".py": "python", ".pyc": "pythonbytecode", ".so": "elf", ".json": "json
 PROFILES = (Profile({"bytes": ShapeRange((1, 2048), (8, 2048), (8, 2048))}),)
 SAMPLES, CALIBRATION = 240, 32
 LIMITS = Thresholds(top1_delta=0.03)
+PADDING = 256
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,7 @@ class Magika:
     source: Path
     x: np.ndarray
     folder: Path
+    reference: gate.Reference
 
 
 @pytest.fixture(scope="module")
@@ -62,12 +66,11 @@ def magika(tmp_path_factory: pytest.TempPathFactory) -> Magika:
     x, y = np.array(rows, np.int32)[order], np.array(numbers, np.int64)[order]
     folder = tmp_path_factory.mktemp("magika")
     np.savez(folder / "eval.npz", bytes=x[CALIBRATION:], labels=y[CALIBRATION:])
-    return Magika(source, x, folder)
+    return Magika(source, x, folder, Remembering(source))
 
 
-def calibration(magika: Magika, method: str = "MinMax", samples: int = CALIBRATION) -> CalibrationData:
-    rows = min(4, samples)
-    return CalibrationData(({"bytes": magika.x[i : i + rows]} for i in range(0, samples, rows)), method, True)
+def calibration(magika: Magika, method: str = "MinMax") -> CalibrationData:
+    return CalibrationData(({"bytes": magika.x[i : i + 4]} for i in range(0, CALIBRATION, 4)), method, True)
 
 
 def lane(magika: Magika, data: CalibrationData | None = None, source: Path | None = None, **settings: Any) -> Lane:
@@ -80,8 +83,21 @@ def figures(magika: Magika, candidate: Lane, samples: int = SAMPLES) -> GateFigu
     graph = builder("ONNXRuntime").inspect(magika.source)
     data = DataSetFile(magika.folder / "eval.npz", "eval.npz", graph.inputs, PROFILES)
     asked = DataSet("eval.npz", samples, "0" * 64)
-    reference = gate.Reference(magika.source, 1)
-    return gate.measure(reference, candidate, graph, data, asked, Task.CLASSIFICATION, PROFILES).figures
+    return gate.measure(magika.reference, candidate, graph, data, asked, Task.CLASSIFICATION, PROFILES).figures
+
+
+class Remembering(gate.Reference):
+    """The original's answers are the same in every test: each is computed once."""
+
+    def __init__(self, source: Path) -> None:
+        super().__init__(source, 1)
+        self._known: dict[bytes, dict[str, np.ndarray]] = {}
+
+    def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        key = inputs["bytes"].tobytes()
+        if key not in self._known:
+            self._known[key] = super().run(inputs)
+        return self._known[key]
 
 
 def test_the_optimised_graph_answers_as_the_original(magika: Magika) -> None:
@@ -107,10 +123,15 @@ def test_int8_keeps_the_answers_and_is_much_faster(magika: Magika, method: str) 
     assert min(spent["original"]) > 1.6 * min(spent["candidate"])
 
 
-def test_int8_that_was_calibrated_with_a_single_sample_does_not_pass(magika: Magika) -> None:
-    verdict = judge(figures(magika, lane(magika, calibration(magika, samples=1), precision="INT8")), LIMITS)
-    assert verdict.verdict is not Verdict.PASS
-    print("ONE", verdict.verdict, verdict.sentence)
+def test_int8_that_was_calibrated_with_a_single_short_text_fails_and_says_how_much_worse_it_is(magika: Magika) -> None:
+    text = np.full((1, 2048), PADDING, np.int32)
+    text[0, :16] = ord("a")
+    one = CalibrationData([{"bytes": text}], "MinMax", True)
+    found = figures(magika, lane(magika, one, precision="INT8"))
+    verdict = judge(found, LIMITS)
+    assert verdict.verdict is Verdict.FAIL
+    assert re.match(r"accuracy loss \+\d+\.\d+% on 240 labelled samples \(\d+ worse, \d+ better\)", verdict.sentence)
+    assert verdict.sentence.endswith("at 95 % confidence, limit 3.00%")
 
 
 def test_weights_that_are_damaged_fail_and_the_sentence_says_how_many_answers_got_worse(magika: Magika) -> None:
@@ -122,8 +143,9 @@ def test_weights_that_are_damaged_fail_and_the_sentence_says_how_many_answers_go
     onnx.save(model, magika.folder / "damaged.onnx")
     found = figures(magika, lane(magika, source=magika.folder / "damaged.onnx", precision="FP32"))
     verdict = judge(found, LIMITS)
-    print("DAMAGED", verdict.verdict, verdict.sentence)
     assert verdict.verdict is Verdict.FAIL
+    assert "on 240 labelled samples" in verdict.sentence
+    assert "at 95 % confidence, limit 3.00%" in verdict.sentence
 
 
 def test_twenty_samples_do_not_prove_half_a_per_cent_and_the_verdict_says_how_many_would(magika: Magika) -> None:
@@ -134,28 +156,20 @@ def test_twenty_samples_do_not_prove_half_a_per_cent_and_the_verdict_says_how_ma
     assert "about 598 samples would decide" in verdict.sentence
 
 
-def test_A05_half_precision_overflows_in_its_layer_norm_and_fails_the_gate(magika: Magika) -> None:
+def test_A05_half_precision_overflows_in_its_layer_norm_and_passes_with_the_node_kept_that_is_named(
+    magika: Magika,
+) -> None:
     verdict = judge(figures(magika, lane(magika, precision="FP16")), LIMITS)
     assert verdict.verdict is Verdict.FAIL
-    print("FP16", verdict.sentence)
-
-
-def test_A05_the_nodes_that_overflow_are_named_and_with_them_kept_it_passes(magika: Magika) -> None:
-    settings = EngineSettings("ONNXRuntime", "FP16")
-    graph = OnnxBuilder().reduced(magika.source, settings, None, magika.folder)
+    assert verdict.sentence == "output target_label: every sample got the same answer"
+    graph = OnnxBuilder().reduced(magika.source, EngineSettings("ONNXRuntime", "FP16"), None, magika.folder)
     assert graph is not None
-    found = sensitivity.find(graph, [{"bytes": magika.x[:8]}], magika.folder)
+    found = sensitivity.find(graph, [{"bytes": magika.x[:4]}], magika.folder)
     assert found is not None
-    print("HINT", found)
+    assert "LayerNorm" in found.kept[0].node
     kept = KeepPrecision(tuple(each.pattern for each in found.kept))
-    verdict = judge(figures(magika, lane(magika, precision="FP16", keep_precision=kept)), LIMITS)
-    assert verdict.verdict is Verdict.PASS, verdict.sentence
-
-
-def test_half_precision_passes_with_the_layer_norm_kept(magika: Magika) -> None:
-    kept = lane(magika, precision="FP16", keep_precision=KeepPrecision(("LayerNorm",)))
-    verdict = judge(figures(magika, kept), LIMITS)
-    assert verdict.verdict is Verdict.PASS, verdict.sentence
+    again = judge(figures(magika, lane(magika, precision="FP16", keep_precision=kept)), LIMITS)
+    assert again.verdict is Verdict.PASS, again.sentence
 
 
 def _both(candidate: Lane, original: Lane) -> list[tuple[str, Lane]]:
