@@ -20,6 +20,7 @@ from decide_scene import (
     found,
     has_built,
     knows,
+    later,
     members,
     new,
     obey,
@@ -248,6 +249,18 @@ def test_a_slow_target_is_not_hidden_by_a_fast_one() -> None:
             break
     assert decision.memory.rejected[0].reason == "TooSlow"
     assert "target l4" in decision.memory.rejected[0].message
+
+
+def test_two_targets_that_are_slow_once_each_are_two_first_looks() -> None:
+    seen = canary(both())
+    slow, fast = busy(seen, seconds=0.04, requests=400), busy(seen, requests=400)
+    workers = [s if s.target == "l4" else f for s, f in zip(slow.workers, fast.workers, strict=True)]
+    step = seen.memory.step
+    assert step is not None
+    for before, fails in ((("a10",), 1), ((), 1), (("l4",), None)):
+        memory = replace(seen.memory, step=replace(step, slow=before, fails=len(before)))
+        decision = decide(replace(later(seen, 6), memory=memory, workers=tuple(workers)))
+        assert (decision.memory.step and decision.memory.step.fails) == fails
 
 
 # ---------------------------------------------------------------------------------------------------------------
