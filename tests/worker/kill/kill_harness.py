@@ -63,9 +63,9 @@ class KillServer:
 
 
 def visible(operations: Sequence[str]) -> list[int]:
-    """Between the others nothing happens that another Job could see."""
-    seen = ("before ", "after ", "opened ", "os.rename ", "os.link ", "os.remove ")
-    return [at for at, name in enumerate(operations) if name.startswith(seen)]
+    """Between the others nothing happens that another Job could see: a call of the storage is about to begin, a file is
+    there but empty, or was just renamed or linked, after which its first name is removed."""
+    return [at for at, name in enumerate(operations) if name.startswith(("before ", "opened ", "os.remove "))]
 
 
 @dataclass(frozen=True)
