@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import http.server
+import json
 import re
 import threading
 from collections.abc import Iterator
@@ -78,17 +79,65 @@ def test_a_free_dimension_must_be_said_and_the_message_shows_how(tmp_path: Path,
     assert "served x from [1, 3, 8, 8] to [32, 3, 8, 8]" in done.stdout
 
 
+def test_everything_that_is_wrong_is_shown_at_once_for_people_and_for_programs(tmp_path: Path, cache: Path) -> None:
+    shape = ("n", 4)
+    nodes = [onnx_models.node("Foo", ["x"], ["a"], "first"), onnx_models.node("Add", ["a", "w"], ["y"], "second")]
+    values = [("x", onnx_models.FLOAT, shape)], [("y", onnx_models.FLOAT, shape)]
+    model = onnx_models.save(tmp_path / "m.onnx", nodes, *values, {"w": np.array([np.nan] * 4, np.float32)})
+    shown = trtmodel("check", model, cache=cache)
+    assert shown.returncode == 42
+    assert "error   ModelInvalid: weight 'w' holds NaN\n        way out: the training diverged" in shown.stdout
+    assert "error   OperatorUnsupported: node 'first': operator ai.onnx:Foo does not exist" in shown.stdout
+    assert "and 1 more error" in shown.stderr
+    done = trtmodel("check", model, "--json", cache=cache)
+    assert done.returncode == 42
+    found = json.loads(done.stdout)
+    assert found["accepted"] is False
+    assert [(f["severity"], f["reason"], f["node"]) for f in found["findings"]] == [
+        ("error", "ModelInvalid", ""),
+        ("error", "OperatorUnsupported", "first"),
+    ]
+
+
+def test_a_warning_is_shown_and_rejects_nothing(tmp_path: Path, cache: Path) -> None:
+    values = [(name, onnx_models.FLOAT, ("n", 4)) for name in ("x", "idle", "y")]
+    model = onnx_models.save(tmp_path / "m.onnx", [onnx_models.node("Relu", ["x"], ["y"])], values[:2], values[2:])
+    done = trtmodel("check", model, "--json", cache=cache)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["accepted"] is True
+    assert [f["message"] for f in found["findings"]] == ["input 'idle' is used by no node"]
+    assert [t["name"] for t in found["inputs"]] == ["x", "idle"]
+    assert (found["nodes"], found["engine"]) == (1, None)
+
+
 def test_an_engine_is_measured_on_the_users_data(linear: Path, tmp_path: Path, cache: Path) -> None:
     data = tmp_path / "eval.npz"
     np.savez(data, x=np.random.default_rng(0).normal(size=(700, 8)).astype(np.float32))
     verify = functools.partial(trtmodel, "verify", linear, "--dataset", data, "--task", "Classification", cache=cache)
-    passed = verify()
+    passed = verify("--report", tmp_path / "gate.html")
     assert passed.returncode == 0, passed.stderr
     assert passed.stdout.startswith("Done: top-1 differs in 0 of 700 samples")
+    page = (tmp_path / "gate.html").read_text()
+    assert page.startswith("<!doctype html>")
+    assert "top-1 differs in 0 of 700 samples" in page
+    strict = verify("--top1-delta", 0.001, "--report", tmp_path / "gate.json")
+    assert strict.returncode == 44
+    report = json.loads((tmp_path / "gate.json").read_text())
+    assert (report["verdict"], report["thresholds"]["top1Delta"]) == ("Inconclusive", 0.001)  # of today's thresholds
     few = verify("--samples", 10)
     assert few.returncode == 44
     assert few.stdout.startswith("GateInconclusive: ")
     assert "running the gate on this data set only" in few.stderr  # the engine was there
+
+
+def test_a_report_that_cannot_be_written_is_said(linear: Path, tmp_path: Path, cache: Path) -> None:
+    np.savez(tmp_path / "eval.npz", x=np.random.default_rng(0).normal(size=(40, 8)).astype(np.float32))
+    done = trtmodel(
+        "verify", linear, "--dataset", tmp_path / "eval.npz", "--report", tmp_path / "no/gate.html", cache=cache
+    )
+    assert done.returncode == 2
+    assert "gate.html cannot be written: No such file or directory" in done.stderr
 
 
 def test_an_engine_that_differs_too_much_fails(tmp_path: Path, cache: Path) -> None:
@@ -112,7 +161,7 @@ def test_int8_takes_its_ranges_from_data(linear: Path, tmp_path: Path, cache: Pa
     ("arguments", "code", "says"),
     [
         (("nothing.onnx",), 1, "there is no file nothing.onnx (looked for "),
-        ((".",), 1, ". is a directory: name one file"),
+        ((".",), 1, "holds several models: linear.onnx, text.onnx: name one of them"),
         (("ftp://host/model.onnx",), 1, "it must start with s3://, https://"),
         (("text.onnx",), 42, "text.onnx (12 bytes) is not ONNX, or was cut off"),
         (("linear.onnx", "--shape", "x=1x8"), 2, "--shape 'x=1x8' cannot be read: write NAME:1-32x3x224x224"),

@@ -228,7 +228,7 @@ def _scan(tensor: TensorProto, pieces: Iterator[Array] | Sequence[Array], found:
             greatest = max(greatest, int((values & unsigned(magnitude)).max()))
     if greatest > infinity:
         found.nan.append(tensor.name)
-    elif greatest == infinity:
+    elif greatest == infinity and math.prod(tensor.dims) > 1:  # one number is where a greatest value is searched from
         found.infinite.append(tensor.name)
 
 
