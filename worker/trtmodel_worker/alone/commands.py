@@ -8,7 +8,7 @@ from trtmodel_contract.exitcodes import JobExit
 from trtmodel_contract.gate import Task, Thresholds
 from trtmodel_contract.jobs import Reason
 
-from trtmodel_worker.alone import engine, tell
+from trtmodel_worker.alone import engine, report, tell
 from trtmodel_worker.alone.home import Home
 from trtmodel_worker.alone.say import say
 from trtmodel_worker.alone.shapes import BadShape
@@ -26,7 +26,7 @@ def run(options: argparse.Namespace, home: Home) -> int:
     )
     try:
         return {"check": _check, "build": _build, "verify": _verify}[options.command](options, wanted, home)
-    except BadShape as e:
+    except (BadShape, report.Unwritable) as e:
         say(str(e))
         return EXIT_USAGE
     except Rejected as e:
@@ -60,4 +60,6 @@ def _verify(options: argparse.Namespace, wanted: engine.Wanted, home: Home) -> i
     checked = engine.check(wanted, home, task)
     ended = engine.verify(checked, home, options.dataset, options.samples, task, limits, say)
     print(f"{ended.reason.value}: {ended.message}")
+    if options.report is not None and ended.result.artifact.figures is not None:
+        report.write(ended.result.artifact.figures, limits, home, options.report)
     return _GATE_EXITS.get(ended.reason, JobExit.INCONCLUSIVE)

@@ -140,6 +140,7 @@ def _parser() -> argparse.ArgumentParser:
     verify.add_argument(
         "--dataset", required=True, help="npz: arrays named as the inputs, optional labels; path or URI"
     )
+    verify.add_argument("--report", type=Path, metavar="FILE", help="write what was measured: HTML, or *.json")
     verify.add_argument("--samples", type=_number(1, 10_000_000), default=2000, metavar="N")
     verify.add_argument("--task", choices=[task.value for task in Task], default=Task.RAW.value)
     limits = Thresholds()
