@@ -24,7 +24,7 @@ from trtmodel_operator import logs
 from trtmodel_operator.adapters.api import Api, configuration
 from trtmodel_operator.adapters.cluster import PLURAL, KubernetesCluster
 from trtmodel_operator.adapters.progress import HttpProgress
-from trtmodel_operator.adapters.signing import SigningKeyError, load_or_create
+from trtmodel_operator.adapters.signing import SigningKeyError, installation_id, load_or_create
 from trtmodel_operator.adapters.workers import HttpWorkers
 from trtmodel_operator.buildqueue import BuildQueue
 from trtmodel_operator.controller import Controller, Witness
@@ -151,6 +151,7 @@ async def run(settings: Settings) -> None:
         log.info("leading")
 
         signer = await load_or_create(cluster, settings.namespace, settings.key_secret)
+        installation = await installation_id(cluster, settings.namespace, settings.key_secret)
         clock, queue, witness = SystemClock(), WorkQueue(), Witness()
         workers = HttpWorkers(signer, clock, queue.add)
         metrics.watch(queue.depth, queue.oldest, lambda: workers.following)
@@ -177,6 +178,7 @@ async def run(settings: Settings) -> None:
             progress=progress,
             keys=rotation,
             job_policy=JobPolicy(settings.max_builds > 0, settings.job_priority_class),
+            installation=installation,
         )
         controller = Controller(
             queue,

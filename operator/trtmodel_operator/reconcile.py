@@ -67,6 +67,7 @@ class Reconciler:
     progress: Progress | None = None
     keys: KeyWatch | None = None
     job_policy: manifests.JobPolicy = NO_POLICY
+    installation: str = ""  # names this operator in buckets: see Observed.cluster
 
     async def reconcile(self, key: Key) -> float | None:
         """Seconds until the next pass is wanted; None = when something happens. Raises Conflict, ClusterError."""
@@ -94,6 +95,7 @@ class Reconciler:
             default_image=self.default_image,
             now=self.clock.now(),
             progress=self.progress,
+            cluster=self.installation,
         )
         self.workers.follow(key, {w.uid: (w.ip, w.report.version if w.report else 0) for w in _reachable(observed)})
         if self.keys is not None:

@@ -64,6 +64,7 @@ async def observe(
     default_image: str,
     now: float,
     progress: Progress | None = None,
+    cluster: str = "",
 ) -> Observed:
     """`raw` and `children` as the API server gave them. Asks every running worker for its report, and every running Job
     for its progress, in parallel."""
@@ -92,6 +93,7 @@ async def observe(
         service_fingerprint=next((_fingerprint(s) for s in own.get("Service", ())), ""),
         key_ids=tuple(signer.public_keys()),
         published_key_ids=_published(own.get("ConfigMap", ())),
+        cluster=cluster,
     )
 
 

@@ -111,6 +111,13 @@ async def load_or_create(store: SecretStore, namespace: str, name: str) -> Ed255
     return Ed25519Signer(read_keys(secret, namespace, name))
 
 
+async def installation_id(store: SecretStore, namespace: str, name: str) -> str:
+    """What names this operator in buckets that several clusters use: the uid of its Secret, which lives as long as what
+    it signed. '' if it is gone at that moment: then nothing is pinned until the next start. Raises ClusterError."""
+    secret = await store.get_secret(namespace, name)
+    return str(secret["metadata"].get("uid") or "") if secret is not None else ""
+
+
 def secret_manifest(namespace: str, name: str, keys: Keys) -> Json:
     return {
         "apiVersion": "v1",

@@ -35,7 +35,8 @@ _WAYS_OUT = {
     "Evicted": "give the node room, or lower what spec.build.resources asks for",
 }
 _AGAIN = "then change the spec, or use the command retry"
-_OWN = ("model", "thresholds")  # fields of a build's task that are its model's own
+_OWN = ("model", "thresholds", "cluster")  # fields of a build's task that are its model's own
+_KEPT = ("cluster", "keep")  # fields of a resolve task that only say what the collector leaves alone
 
 
 @dataclass(frozen=True)
@@ -150,7 +151,8 @@ def resolve_key(turn: Turn) -> str:
     """Hash of the fields that the resolve Job reads, and of what makes the same question a new one."""
     asked = (image(turn), str(turn.memory.resolve_counter), str(turn.memory.attempt))
     if asked not in turn.keys:  # most rules ask for it
-        turn.keys[asked] = short_hash(canonical(encode(resolve_task(turn))).decode(), *asked)
+        task = {name: value for name, value in encode(resolve_task(turn)).items() if name not in _KEPT}
+        turn.keys[asked] = short_hash(canonical(task).decode(), *asked)
     return turn.keys[asked]
 
 
@@ -165,7 +167,18 @@ def resolve_task(turn: Turn) -> ResolveTask:
         calibration=_calibration(turn, ""),
         dataset=DataSet(spec.verify.dataset_uri, spec.verify.samples),
         verify_task=spec.verify.task,
+        cluster=turn.seen.cluster,
+        keep=_lives_on(turn) if turn.seen.cluster else None,
     )
+
+
+def _lives_on(turn: Turn) -> tuple[str, ...]:
+    """Manifests that the model has, may go back to, or is about to take."""
+    memory = turn.memory
+    there = [d for d in (memory.stable, memory.candidate, memory.standby) if d is not None]
+    digests = {digest for deployed in there for digest in deployed.digests}
+    digests |= {digest for entry in memory.history for digest in entry.digests}
+    return tuple(sorted(digests | {b.artifact.manifest_digest for b in memory.built}))
 
 
 def known(turn: Turn) -> Resolved | None:
@@ -190,4 +203,5 @@ def build_task(turn: Turn, resolved: Resolved) -> BuildTask:
         dataset=DataSet(spec.verify.dataset_uri, spec.verify.samples, resolved.dataset_digest),
         verify_task=spec.verify.task,
         thresholds=spec.verify.thresholds,
+        cluster=turn.seen.cluster,
     )

@@ -84,9 +84,7 @@ def analysis_says_no(turn: Turn) -> Outcome | None:
         return None
     counted = watched(now, step.seen_at, every)
     if counted is None:
-        fresh = replace(step, held=0.0, seen_at=now, fails=0, verdict="", figures="", sentence="")
-        turn.remember(step=fresh, window=new_window(memory))
-        return None
+        return _look_anew(turn, step, len(spec.rollout.steps) - 1)
     looks = _looks(turn, memory.stable, memory.candidate, spec.rollout.analysis)
     if not looks:
         return None
@@ -123,11 +121,25 @@ def analysis_says_no(turn: Turn) -> Outcome | None:
     return None
 
 
+def _look_anew(turn: Turn, step: StepMemory, last: int) -> Outcome | None:
+    """Nobody watched for a while. Also where every step was passed before, the last one is held again: what happened
+    since is in no figures that were looked at."""
+    fresh = replace(step, held=0.0, seen_at=turn.seen.now, fails=0, slow=(), verdict="", figures="", sentence="")
+    if step.index <= last:
+        turn.remember(step=fresh, window=new_window(turn.memory))
+        return None
+    turn.remember(step=replace(fresh, index=last, routed=False, members=""), window=new_window(turn.memory))
+    message = f"nobody watched for {turn.seen.now - step.seen_at:.0f} s: the last step is held again"
+    return Outcome(Situation(Stage.PREPARING, reasons.PREPARING, message), SOON)
+
+
 def deadline_passed(turn: Turn) -> Outcome | None:
     """Without a step passed for so long, the candidate goes back. Inconclusive is no success: it only waits here.
 
     Counts observed time, and none in which a hold runs (where looks are taken, they count it) or nothing is wanted.
     Without a stable there is nothing to go back to: the rule `first_rollout` says that it takes too long, and goes on.
+    Nor is a candidate judged for faults of the environment that no request has met: `prepare` says that it takes too
+    long, and goes on when they are over.
     """
     memory, spec = turn.memory, turn.seen.spec
     if spec is None or spec.rollout.paused:
@@ -143,8 +155,20 @@ def deadline_passed(turn: Turn) -> Outcome | None:
         turn.remember(waited=memory.waited + counted, waited_at=now)
     if not word or turn.memory.waited < deadline or memory.candidate is None or memory.stable is None:
         return None
+    if _environment_alone(turn, memory.candidate):
+        return None
     last = (memory.step.sentence if memory.step else "") or "not every worker was prepared"
     return roll_back(turn, reasons.DEADLINE, f"no step was passed for {deadline:g} s; the last that was seen: {last}")
+
+
+def _environment_alone(turn: Turn, candidate: Deployed) -> bool:
+    """No worker ever answered with it, and all that stands in the way is no fault of it."""
+    step = turn.memory.step
+    members = holders(turn.seen, turn.memory)
+    engines = [facts.engine(turn.seen, w, facts.digest_for(w, candidate)) for w in members]
+    lacking = [e for e in engines if e is None or e.state is not EngineState.READY]
+    failed = [e for e in lacking if e is not None and e.state is EngineState.FAILED and e.reason in ENVIRONMENT]
+    return step is not None and not step.seen_at and bool(lacking) and len(failed) == len(lacking)
 
 
 def _answers_us(turn: Turn, worker: ObservedWorker) -> bool:

@@ -95,6 +95,10 @@ def prepare(turn: Turn) -> Outcome | None:
     what = f"{candidate.revision} is being prepared on {facts.names(missing or members) or 'workers to come'}"
     lacking = f": workers of target {', '.join(short)} are missing" if short else ""
     why = f": {_trouble(turn, missing, candidate)}" if missing else lacking
+    deadline = turn.spec.rollout.progress_deadline
+    if memory.waited >= deadline:  # the rule `deadline_passed` left it: it is the environment's fault
+        message = f"{what}{why}. This takes longer than progressDeadline ({deadline:g} s); it goes on when it can"
+        return Outcome(Situation(Stage.STALLED, reasons.DEADLINE, message, _summary(turn, members)), LATER)
     return Outcome(Situation(Stage.PREPARING, reasons.PREPARING, what + why, _summary(turn, members)), SOON)
 
 
@@ -177,6 +181,8 @@ def _open_step(turn: Turn, step: StepMemory, identity: str, members: list[Observ
         sentence="",
     )
     turn.remember(step=opened, window=new_window(memory))
+    if memory.waited >= turn.spec.rollout.progress_deadline:  # for the environment: the step has its own time
+        turn.remember(waited=0.0)
     message = f"the candidate is ready on {facts.names(members)}: they answer with it from now on"
     return Outcome(Situation(Stage.CANARY, reasons.ROUTING, message, _summary(turn, members)), SOON)
 

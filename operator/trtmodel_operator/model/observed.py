@@ -109,7 +109,8 @@ class Command:
 class Observed:
     """One pass's facts. `now` in seconds since the epoch. `spec` is None when it cannot be read: `spec_error`.
     `key_ids` are the operator's public keys of today, the one that signs first, `published_key_ids` those in the
-    ConfigMap that workers mount (None: not looked at)."""
+    ConfigMap that workers mount (None: not looked at). `cluster` names this installation in the bucket, where several
+    clusters may pin what they need; '' pins nothing."""
 
     now: float
     model: ModelRef
@@ -127,3 +128,4 @@ class Observed:
     service_fingerprint: str = ""
     key_ids: tuple[str, ...] = ()
     published_key_ids: tuple[str, ...] | None = None
+    cluster: str = ""

@@ -32,7 +32,7 @@ from decide_scene import (
     with_worker,
 )
 from trtmodel_contract.identity import LoadKey, ModelRef
-from trtmodel_contract.jobs import BuildResult, BuildTask, FoundArtifact, JobResult, Reason
+from trtmodel_contract.jobs import BuildResult, BuildTask, FoundArtifact, JobResult, Reason, ResolveTask
 from trtmodel_contract.progress import JobProgress
 from trtmodel_operator import manifests
 from trtmodel_operator.conditions import status
@@ -105,6 +105,19 @@ def test_what_decides_neither_engine_nor_figures_nor_place_is_no_other_job(chang
 )
 def test_another_place_data_set_or_credentials_is_another_job(changes: dict[str, Any]) -> None:
     assert build_of("one", **changes).name != build_of("two").name
+
+
+def test_jobs_are_told_what_the_collector_must_leave_alone_and_are_no_others_for_it() -> None:
+    seen = edited(serving(A), source__uri="s3://models/b.onnx")
+    plain, told = one_job(decide(seen)), one_job(decide(replace(seen, cluster="installation-1")))
+    assert isinstance(plain.task, ResolveTask)
+    assert isinstance(told.task, ResolveTask)
+    assert (plain.task.cluster, plain.task.keep) == ("", None)
+    assert (told.task.cluster, told.task.keep) == ("installation-1", (digest(A),))
+    assert plain.name == told.name
+    plain, told = one_job(decide(knows(seen, B))), one_job(decide(replace(knows(seen, B), cluster="installation-1")))
+    assert isinstance(told.task, BuildTask)
+    assert (plain.name, told.task.cluster) == (told.name, "installation-1")
 
 
 def test_a_job_that_judged_by_other_limits_brings_its_figures_and_todays_limits_judge() -> None:

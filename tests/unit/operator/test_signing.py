@@ -37,6 +37,9 @@ class Secrets:
         self.held = copy.deepcopy(secret)
         return secret
 
+    async def replace_secret(self, secret: Json) -> Json:
+        raise AssertionError("nothing is exchanged here")
+
 
 def signer(secrets: Secrets | None = None) -> signing.Ed25519Signer:
     return asyncio.run(signing.load_or_create(secrets or Secrets(), "ops", "keys"))
@@ -69,6 +72,15 @@ def test_a_secret_without_a_usable_key_is_named_with_the_way_out(data: Json | No
     secrets.held = {"metadata": {}, "data": data}
     with pytest.raises(signing.SigningKeyError, match=r"ops/keys .* restore it, or delete it"):
         signer(secrets)
+
+
+def test_the_installation_is_named_by_its_secret() -> None:
+    secrets = Secrets()
+    assert asyncio.run(signing.installation_id(secrets, "ops", "keys")) == ""
+    signer(secrets)
+    assert secrets.held is not None
+    secrets.held["metadata"]["uid"] = "uid-7"
+    assert asyncio.run(signing.installation_id(secrets, "ops", "keys")) == "uid-7"
 
 
 def test_the_key_id_is_made_of_the_public_key() -> None:
