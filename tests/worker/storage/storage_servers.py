@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 from trtmodel_contract.identity import Storage
-from trtmodel_worker.storage import download, fetch, s3, source
+from trtmodel_worker.storage import download, fetch, partial, s3, source
 
 ACCESS, SECRET = "trtmodel", "trtmodel-test-only"
 
@@ -128,6 +128,16 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """The pauses between attempts are for storage that is in trouble; here it is so on purpose."""
     for module in (download, fetch, s3, source):
         monkeypatch.setattr(module, "PAUSES_SECONDS", (0.01, 0.01))
+
+
+PART = 1 << 18
+
+
+@pytest.fixture
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Downloads in parts of `PART` bytes, so that large files can be small."""
+    for module in (download, partial):
+        monkeypatch.setattr(module, "PART_BYTES", PART)
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import os
 import subprocess
@@ -11,15 +12,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from storage_servers import Answer, Stub, objects
+from storage_servers import PART, Answer, Stub, objects
 from trtmodel_contract.identity import Storage
 from trtmodel_contract.jobs import Reason
 from trtmodel_worker.storage import StorageError, cache, fetch_source, fetch_uri
 from trtmodel_worker.storage.cache import shrink
-from trtmodel_worker.storage.partial import PART_BYTES, Partial
+from trtmodel_worker.storage.partial import Partial
 
 NOWHERE = Storage("engines")
-BIG = hashlib.sha256(b"cache").digest() * (5 * PART_BYTES // 64)
+BIG = hashlib.sha256(b"cache").digest() * (5 << 18)  # 40 MB
 OLD = 1_000_000_000
 
 
@@ -151,10 +152,28 @@ def test_a_partial_file_has_one_writer(tmp_path: Path) -> None:
         assert second.path != first.path
 
 
+def test_a_partial_file_that_was_just_moved_to_its_place_is_not_written_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one before finishes between our opening and our locking."""
+    real = fcntl.flock
+
+    def flock(file: int, how: int) -> None:
+        (tmp_path / "name").rename(tmp_path / "complete")
+        real(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    mine = Partial(tmp_path, "name", 100)
+    mine.write(b"mine", 0)
+    assert (tmp_path / "complete").read_bytes() == b""
+    mine.discard()
+
+
+@pytest.mark.usefixtures("small_parts")
 def test_a_journal_that_lies_is_not_believed(tmp_path: Path) -> None:
-    zeros = hashlib.sha256(b"\0" * PART_BYTES).hexdigest()
+    zeros = hashlib.sha256(b"\0" * PART).hexdigest()
     (tmp_path / "name.parts").write_text(f"0 {'f' * 64}\n1 {zeros}\n7 {zeros}\nrubbish\n1")
-    partial = Partial(tmp_path, "name", 2 * PART_BYTES + 1)
+    partial = Partial(tmp_path, "name", 2 * PART + 1)
     assert partial.there == {1}
     partial.discard()
     assert files(tmp_path) == []

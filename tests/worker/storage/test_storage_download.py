@@ -11,19 +11,20 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
-from storage_servers import Answer, Respond, Stub, objects, ranged
+from storage_servers import PART, Answer, Respond, Stub, objects, ranged
 from trtmodel_contract.identity import Storage
 from trtmodel_contract.jobs import Reason
 from trtmodel_worker.storage import StorageError, download, fetch_uri
-from trtmodel_worker.storage.partial import PART_BYTES
+
+pytestmark = pytest.mark.usefixtures("small_parts")
 
 NOWHERE = Storage("engines")
 DEADLINE_SECONDS = 30
-BIG = hashlib.sha256(b"big").digest() * (5 * PART_BYTES // 64)  # two parts and a half
+BIG = hashlib.sha256(b"big").digest() * (5 * PART // 64)  # two parts and a half
 OTHER = BIG[::-1]
 DIGEST = hashlib.sha256(BIG).hexdigest()
 SPANS = [
-    f"{a}-{b - 1}" for a, b in ((0, PART_BYTES), (PART_BYTES, 2 * PART_BYTES), (2 * PART_BYTES, len(BIG)))
+    f"{a}-{b - 1}" for a, b in ((0, PART), (PART, 2 * PART), (2 * PART, len(BIG)))
 ]  # fmt: skip
 
 
@@ -68,12 +69,12 @@ def test_a_large_file_comes_in_parts_of_one_version(stub: Stub, tmp_path: Path) 
 
 def test_a_connection_that_is_cut_goes_on_at_the_byte_where_it_was(stub: Stub, tmp_path: Path) -> None:
     def cut(good: Answer) -> Answer:
-        good.cut = 3_000_000
+        good.cut = 100_000
         return good
 
     stub.answer = faulty(objects(m_onnx=BIG), cut, on=SPANS[1])
     assert get(stub, tmp_path) == BIG
-    assert f"{2 * PART_BYTES - 3_000_000}-{2 * PART_BYTES - 1}" in stub.spans
+    assert f"{2 * PART - 100_000}-{2 * PART - 1}" in stub.spans
 
 
 def test_what_is_there_already_is_not_fetched_again(stub: Stub, tmp_path: Path) -> None:
@@ -96,7 +97,7 @@ def test_a_part_that_was_damaged_on_the_disk_is_fetched_again(stub: Stub, tmp_pa
         get(stub, tmp_path)
     partial = next(p for p in (tmp_path / "cache/partial").iterdir() if p.suffix != ".parts")
     with partial.open("r+b") as f:
-        f.seek(PART_BYTES + 5)
+        f.seek(PART + 5)
         f.write(b"damage")
     stub.spans.clear()
     assert get(stub, tmp_path) == BIG
@@ -114,10 +115,11 @@ def test_D13_a_process_that_is_killed_in_mid_download_is_gone_on_with(stub: Stub
     stub.answer = answer
     code = (
         "import sys; from pathlib import Path; from trtmodel_contract.identity import Storage;"
-        "from trtmodel_worker.storage import fetch_uri;"
+        "from trtmodel_worker.storage import download, fetch_uri, partial;"
+        "partial.PART_BYTES = download.PART_BYTES = int(sys.argv[3]);"
         "fetch_uri(sys.argv[1], Storage('engines'), None, Path(sys.argv[2]))"
     )
-    process = subprocess.Popen([sys.executable, "-c", code, f"{stub.url}/m.onnx", tmp_path / "cache"])
+    process = subprocess.Popen([sys.executable, "-c", code, f"{stub.url}/m.onnx", tmp_path / "cache", str(PART)])
     try:
         deadline = time.monotonic() + DEADLINE_SECONDS
         while sum(p.read_text().count("\n") for p in (tmp_path / "cache").glob("partial/*.parts")) < 2:
@@ -236,7 +238,7 @@ def test_a_connection_that_trickles_is_given_up(
         )
     )
     assert get(stub, tmp_path) == content
-    assert len(stub.spans) > len(content) // PART_BYTES + 1
+    assert len(stub.spans) > len(content) // PART + 1
 
 
 def test_a_store_that_only_trickles_is_an_error_that_says_so(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import hashlib
 import ssl
@@ -14,18 +15,14 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
-from storage_servers import ACCESS, Answer, Stub, objects, ranged, serving
+from storage_servers import ACCESS, PART, Answer, Stub, objects, ranged, serving
 from trtmodel_contract.codec import dumps, loads
 from trtmodel_contract.control import BootPointer, PointerEntry
 from trtmodel_contract.identity import ModelRef, Storage
 from trtmodel_contract.jobs import Reason
 from trtmodel_worker.storage import ArtifactStore, StorageError, fetch_uri
-from trtmodel_worker.storage.partial import PART_BYTES
 
-EXPIRED = (
-    b"<?xml version='1.0'?><Error><Code>ExpiredToken</Code><Message>The provided token has expired.</Message></Error>"
-)
-BIG = hashlib.sha256(b"keys").digest() * (5 * PART_BYTES // 64)
+BIG = hashlib.sha256(b"keys").digest() * (5 * PART // 64)
 
 
 @dataclass(frozen=True)
@@ -139,16 +136,24 @@ def test_a_document_without_a_bundle_keeps_its_bytes() -> None:
     assert loads(BootPointer, dumps(with_one)).storage.ca_bundle == "pem"
 
 
-def test_keys_that_expire_in_mid_download_are_read_again(
-    stub: Stub, stub_storage: Storage, credentials: Path, tmp_path: Path
+def refusal(code: str) -> Answer:
+    return Answer(403, f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>so it is</Message></Error>".encode())
+
+
+@pytest.mark.usefixtures("small_parts")
+@pytest.mark.parametrize("code", ["ExpiredToken", "InvalidAccessKeyId", "SignatureDoesNotMatch"])
+def test_keys_that_end_in_mid_download_are_read_again(
+    stub: Stub, stub_storage: Storage, credentials: Path, tmp_path: Path, code: str
 ) -> None:
-    """As the kubelet does it: the file changes, and nobody is told."""
+    """As the kubelet does it: the file is replaced, and nobody is told."""
+    (tmp_path / "renewed").write_text("renewed")
 
     def answer(method: str, _path: str, headers: Mapping[str, str]) -> Answer:
         if len(stub.requests) > 2:
-            (credentials / "AWS_ACCESS_KEY_ID").write_text("renewed")
+            with contextlib.suppress(FileNotFoundError):
+                (tmp_path / "renewed").replace(credentials / "AWS_ACCESS_KEY_ID")
             if "Credential=renewed/" not in headers["Authorization"]:
-                return Answer(400, EXPIRED)
+                return refusal(code)
         return ranged(BIG, headers)
 
     stub.answer = answer
@@ -158,7 +163,7 @@ def test_keys_that_expire_in_mid_download_are_read_again(
 def test_keys_that_have_expired_are_not_called_wrong(
     stub: Stub, stub_storage: Storage, credentials: Path, tmp_path: Path
 ) -> None:
-    stub.answer = lambda *_: Answer(400, EXPIRED)
+    stub.answer = lambda *_: refusal("ExpiredToken")
     with pytest.raises(StorageError, match=r"credentials have expired.*read again") as e:
         fetch_uri("s3://models/m", stub_storage, credentials, tmp_path / "cache")
     assert (e.value.reason, e.value.transient) == (Reason.STORAGE_UNAVAILABLE, True)
