@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import datetime
 import hashlib
-from collections.abc import Iterator
+import itertools
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import boto3
+import numpy as np
+import onnx_models as models
 import pytest
 from fault_proxy import Fault, FaultProxy, Request, cut, damaged, lost, refused
+from job_harness import Jobs, profiles
 from storage_servers import ACCESS, SECRET, Gateway
-from trtmodel_contract.identity import Storage
-from trtmodel_contract.jobs import Reason
+from trtmodel_contract.exitcodes import JobExit
+from trtmodel_contract.gate import Task
+from trtmodel_contract.identity import EngineSettings, Storage
+from trtmodel_contract.jobs import DataSet, JobResult, Reason
 from trtmodel_worker.storage import ArtifactStore, StorageError, fetch_source, fetch_uri, s3
 from trtmodel_worker.storage.backends import open_store
 from trtmodel_worker.storage.partial import PART_BYTES
@@ -295,3 +301,63 @@ def test_a_commit_through_a_fault_is_made_once(
     with store.open(key) as reader:
         assert reader.read(100) == b"mine"
     assert not store.put_new(key, b"theirs")
+
+
+def every(count: int, when: Callable[[Request], bool]) -> Callable[[Request], bool]:
+    """True for each `count`-th request for which `when` is true."""
+    seen = itertools.count(1)
+    return lambda request: when(request) and next(seen) % count == 0
+
+
+def is_blob(request: Request) -> bool:
+    return request.method == "GET" and "/blobs/sha256/" in request.target
+
+
+def test_jobs_on_a_bad_network_publish_one_engine_and_all_of_it(
+    gateway: Gateway, proxy: FaultProxy, credentials: Path, tmp_path: Path
+) -> None:
+    """Each fault again and again. A Job that gives up with "try again" is tried again, as the cluster does it."""
+    x = np.random.default_rng(0).normal(size=(700, 8)).astype(np.float32)
+    np.savez(tmp_path / "eval.npz", x=x)
+    models.linear(tmp_path / "model.onnx", seed=15)
+    for name in ("model.onnx", "eval.npz"):
+        client(gateway).upload_file(str(tmp_path / name), "models", f"bad/{name}")  # type: ignore[attr-defined]
+    proxy.faults += [
+        Fault(every(3, lambda _: True), 10**6, before=SLOW_DOWN),
+        Fault(every(4, is_put), 10**6, after=lost),
+        Fault(every(5, is_get), 10**6, after=cut),
+        Fault(every(2, is_blob), 10**6, after=damaged),
+    ]
+    jobs = Jobs(
+        tmp_path,
+        "s3://models/bad/model.onnx",
+        EngineSettings("ONNXRuntime", profiles=profiles("x", 8)),
+        DataSet("s3://models/bad/eval.npz", 700),
+        Task.CLASSIFICATION,
+        endpoint=proxy.endpoint,
+    )
+
+    def until_done(run: Callable[[], tuple[int, JobResult]]) -> JobResult:
+        for _ in range(4):
+            code, result = run()
+            if code != JobExit.RETRY:
+                break
+        assert code == JobExit.DONE, result.message
+        return result
+
+    variables = {"TRTMODEL_CREDENTIALS_DIR": str(credentials)}
+    resolved = until_done(lambda: jobs.resolve(**variables)).resolve
+    assert resolved is not None
+    built = until_done(lambda: jobs.build(resolved, **variables)).build
+    again = until_done(lambda: jobs.build(resolved, **variables)).build
+    assert built is not None
+    assert again is not None
+    assert again.reused
+    assert again.artifact.manifest_digest == built.artifact.manifest_digest
+    prefix = f"trtmodel/ml/engines/{resolved.revision}/"
+    store = open_store(gateway.storage(), "engines", credentials)
+    assert [key.rpartition("/")[2] for key in store.list(prefix)] == ["manifest.json"]
+    for entry in store.entries("trtmodel/ml/blobs/sha256/"):
+        content = (gateway.root / "engines" / entry.key).read_bytes()
+        assert hashlib.sha256(content).hexdigest() == entry.key.rpartition("/")[2]
+    assert {fault.times < 10**6 for fault in proxy.faults} == {True}
