@@ -252,7 +252,7 @@ def test_is_refused_with_its_message(api: Api, case: Case) -> None:
 
 def test_a_refusal_names_nothing_but_its_cause(api: Api) -> None:
     """One wrong value gives one cause, so that the way out is not lost among others."""
-    for changes in ({"build.deadline": "1 day"}, {"engine.precision": "FP8"}, {"source.uri": "s3://models/x/"}):
+    for changes in ({"build.deadline": "1 day"}, {"engine.precision": "FP8"}, {"source.uri": "gs://models/x.onnx"}):
         answer = api.refusal(manifest(changes))
         assert answer.startswith(f'TRTModel.trtmodel.io "magika" is invalid: spec.{next(iter(changes))}: ')
         assert "\n" not in answer
