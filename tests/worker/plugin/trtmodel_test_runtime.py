@@ -185,7 +185,7 @@ class TestLane:
         if how == "invalid":
             raise InvalidInput("no such token")
         if how == "recoverable":
-            raise Recoverable("a launch failed")
+            raise Recoverable("Error Code 1: Cask (Cask convolution execution)")
         if how == "memory":
             raise OutOfMemory("no memory")
         if how == "crash":
