@@ -130,7 +130,7 @@ def prove(loaded: Loaded, place: Workplace, graph: Graph, plain: Context, shapes
 
 
 def _pattern(signature: Signature, shapes: Shapes) -> list[Array]:
-    """Numbers that tell runs apart, the same ones again and again: to draw millions takes longer than to run them. Whole
+    """Numbers that tell runs apart, repeated: to draw millions takes longer than to run them. Whole
     ones stay small: they may be places in a table."""
     drawn = np.random.default_rng(7).standard_normal(_DRAWN)
     arrays: list[Array] = []
