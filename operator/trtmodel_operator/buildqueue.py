@@ -21,6 +21,7 @@ from trtmodel_operator.model import JobKind
 from trtmodel_operator.ports import ClusterError, Conflict, Json
 
 EVERY = 30.0  # seconds between two looks that nothing called for
+RARELY = 300.0  # the same where no limit is set: only orphans are looked for, and builds of a former limit
 LEAST = 1.0  # seconds between two looks
 ORPHAN_AGE = 600.0  # seconds: a Job is given its owners when it is made, so a young one has them
 
@@ -67,7 +68,8 @@ def orphans(jobs: Sequence[Json], now: float) -> list[Json]:
 
 
 class BuildQueue:
-    """Looks every half minute, and at once when it is told that something about a build changed."""
+    """Looks every half minute, and at once when it is told that something about a build changed; rarely without a
+    limit."""
 
     def __init__(self, store: JobStore, most: int, now: Callable[[], float]) -> None:
         self._store, self._most, self._now = store, most, now
@@ -88,7 +90,7 @@ class BuildQueue:
                 log.warning("builds that wait for their turn: %s", e)
             await asyncio.sleep(LEAST)
             try:
-                async with asyncio.timeout(EVERY):
+                async with asyncio.timeout(EVERY if self._most else RARELY):
                     await self._called.wait()
             except TimeoutError:
                 pass
