@@ -16,12 +16,14 @@ from trtmodel_contract.identity import ModelRef, require_sha256
 
 @dataclass(frozen=True)
 class Pin:
-    """`digests` are those of manifests."""
+    """`digests` are those of manifests. Of `revisions` every engine is kept: the model asked for them, and another
+    one's Job may be what builds them."""
 
     SCHEMA: ClassVar[str] = "trtmodel.io/pin/v1"
 
     model: ModelRef
     digests: tuple[str, ...]
+    revisions: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for digest in self.digests:

@@ -55,7 +55,7 @@ def shape_ranges(draw: st.DrawFn) -> ShapeRange:
 
 @st.composite
 def pins(draw: st.DrawFn) -> Pin:
-    return Pin(draw(instances(ModelRef)), tuple(draw(st.lists(SHA256, max_size=3))))
+    return Pin(draw(instances(ModelRef)), tuple(draw(st.lists(SHA256, max_size=3))), draw(instances(tuple[str, ...])))
 
 
 def instances(kind: Any) -> st.SearchStrategy[Any]:

@@ -195,15 +195,34 @@ def test_of_a_deleted_model_goes_what_only_it_pinned_whatever_its_age(store: Art
     assert store.get_manifest(shared).plan.size == 1
 
 
+def test_an_engine_that_another_models_job_built_is_kept_for_all_that_asked_for_its_revision(
+    store: ArtifactStore, tmp_path: Path
+) -> None:
+    """Two models of one recipe have one build Job, which pins for one of them; each has its own resolve Job."""
+    for model in (MODEL, OTHER):
+        pins.renew(store, "c", model, [], [], "1111111111")
+    digest = publish(store, "1111111111", b"one")
+    pins.pin(store, "c", MODEL, [digest])
+    age(tmp_path)
+    deleted = dataclasses.replace(RULES, only=("c", MODEL.uid))
+    assert (run(store, deleted).kept, run(store).kept) == (1, 1)
+    assert revoked(store, "1111111111") == [False]
+    assert not keys(store, f"pins/c/{MODEL.uid}")
+    assert run(store, dataclasses.replace(RULES, only=("c", OTHER.uid))).waiting == 1
+    settle(tmp_path)
+    assert run(store, dataclasses.replace(RULES, only=("c", OTHER.uid))).deleted == 1
+    assert digest not in "".join(keys(store))
+
+
 def test_a_job_that_is_told_what_lives_drops_its_old_pins_and_no_others(store: ArtifactStore, tmp_path: Path) -> None:
     old = pins.pin(store, "c", MODEL, ["a" * 64])
     age(tmp_path)
     young = pins.pin(store, "c", MODEL, ["b" * 64])
     foreign = pins.pin(store, "c", OTHER, ["c" * 64])
     os.utime(tmp_path / "engines" / foreign, (LONG_AGO, LONG_AGO))
-    pins.renew(store, "c", MODEL, None, ["d" * 64])
+    pins.renew(store, "c", MODEL, None, ["d" * 64], "0123456789")
     assert old in store.objects.list(f"{store.root}/pins/")
-    pins.renew(store, "c", MODEL, ["e" * 64], ["f" * 64])
+    pins.renew(store, "c", MODEL, ["e" * 64], ["f" * 64], "0123456789")
     left = set(store.objects.list(f"{store.root}/pins/"))
     assert old not in left
     assert {young, foreign} < left
@@ -212,7 +231,7 @@ def test_a_job_that_is_told_what_lives_drops_its_old_pins_and_no_others(store: A
 
 
 def test_a_job_of_no_cluster_pins_nothing(store: ArtifactStore) -> None:
-    pins.renew(store, "", MODEL, ["e" * 64], ["f" * 64])
+    pins.renew(store, "", MODEL, ["e" * 64], ["f" * 64], "0123456789")
     assert keys(store) == []
 
 

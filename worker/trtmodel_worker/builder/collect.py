@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from trtmodel_contract import storelayout as layout
@@ -91,6 +91,24 @@ class _Build:
     names: frozenset[str]
 
 
+@dataclass(frozen=True)
+class _Pinned:
+    """What pins name, all together."""
+
+    digests: frozenset[str] = frozenset()
+    revisions: frozenset[str] = frozenset()
+
+    def holds(self, build: _Build) -> bool:
+        return build.digest in self.digests or build.key.revision in self.revisions
+
+
+def _joined(pins: Iterable[_Pinned]) -> _Pinned:
+    listed = list(pins)
+    return _Pinned(
+        frozenset().union(*(pin.digests for pin in listed)), frozenset().union(*(pin.revisions for pin in listed))
+    )
+
+
 def collect(store: ArtifactStore, rules: Rules, say: Say) -> Summary:
     """One run. Raises StorageError, NothingIsPinned: then nothing that is in use was removed."""
     return _Run(store, rules, say).run()
@@ -101,7 +119,7 @@ class _Run:
         self._store, self._objects, self._root = store, store.objects, store.root
         self._rules, self._say = rules, say
         self._summary = Summary()
-        self._pins: dict[str, frozenset[str]] = {}  # by key: a pin never changes
+        self._pins: dict[str, _Pinned] = {}  # by key: a pin never changes
         self._manifests: dict[tuple[str, float], tuple[str, frozenset[str]]] = {}  # nor does a manifest
         self._now = self._objects.now()  # before anything is read: what is read later is newer
 
@@ -112,19 +130,19 @@ class _Run:
             text = f"there is no pin under {self._objects.where(layout.pins_prefix(self._root))}"
             raise NothingIsPinned(f"{text}: nothing tells which engines are in use, so none is removed")
         builds = list(self._builds())
-        mine = self._of_only()
+        own = self._of_only()
         for build in builds:
-            if self._rules.only is not None and build.digest not in mine:
+            if self._rules.only is not None and not own.holds(build):
                 self._summary.kept += 1
             else:
                 self._decide(build, pinned)
-        self._sweep(mine)
+        self._sweep(own.digests | {build.digest for build in builds if own.holds(build)})
         if self._rules.delete and self._rules.only is not None and not self._summary.waiting:
             self._drop_pins(*self._rules.only)
         return self._summary
 
-    def _decide(self, build: _Build, pinned: frozenset[str]) -> None:
-        if build.digest in pinned:
+    def _decide(self, build: _Build, pinned: _Pinned) -> None:
+        if pinned.holds(build):
             self._keep(build)
         elif self._rules.only is None and self._is_young(build.manifest):
             self._summary.kept += 1
@@ -156,7 +174,7 @@ class _Run:
             self._objects.put_new(key, dumps(Revocation(Cause.COLLECTED, "nothing pinned it")))
 
     def _delete(self, build: _Build) -> None:
-        if build.digest in self._pinned():  # since the run began
+        if self._pinned().holds(build):  # since the run began
             self._keep(build)
             return
         self._say(f"{_name(build)}: removed")
@@ -168,7 +186,7 @@ class _Run:
         builds, pinned = list(self._builds()), self._pinned()
         if not self._rules.delete:
             builds = [build for build in builds if not self._would_go(build, pinned)]
-        alive = {build.digest for build in builds} | pinned
+        alive = {build.digest for build in builds} | pinned.digests
         needed = set(alive)
         for build in builds:
             needed |= build.names
@@ -230,26 +248,27 @@ class _Run:
                 known = self._manifests[entry.key, entry.modified] = (sha256_hex(data), _digests(data))
             yield _Build(key, entry, markers.get(place), *known)
 
-    def _pinned(self) -> frozenset[str]:
-        """Digests of manifests that any model of any cluster needs, as of now."""
+    def _pinned(self) -> _Pinned:
+        """What any model of any cluster needs, as of now."""
         listed = {key for key in self._objects.list(layout.pins_prefix(self._root)) if not _LEFT_OVER.fullmatch(key)}
         for key in listed - self._pins.keys():
             try:
-                self._pins[key] = frozenset(loads(Pin, self._store.read(key)).digests)
+                pin = loads(Pin, self._store.read(key))
             except NotFound:
                 continue
             except DocumentError as e:
                 text = f"{self._objects.where(key)}: {e}: without knowing what it pins, nothing is removed"
                 raise StorageError(Reason.INTERNAL, text) from e
+            self._pins[key] = _Pinned(frozenset(pin.digests), frozenset(pin.revisions))
         own = layout.pins_prefix(self._root, *self._rules.only) if self._rules.only is not None else None
-        counted = [key for key in listed & self._pins.keys() if own is None or not key.startswith(own)]
-        return frozenset().union(*(self._pins[key] for key in counted))
+        return _joined(self._pins[key] for key in listed & self._pins.keys() if own is None or not key.startswith(own))
 
-    def _of_only(self) -> frozenset[str]:
+    def _of_only(self) -> _Pinned:
+        """What the deleted model has pinned."""
         if self._rules.only is None:
-            return frozenset()
+            return _Pinned()
         own = layout.pins_prefix(self._root, *self._rules.only)
-        return frozenset().union(*(names for key, names in self._pins.items() if key.startswith(own)))
+        return _joined(pin for key, pin in self._pins.items() if key.startswith(own))
 
     def _drop_pins(self, cluster: str, uid: str) -> None:
         for entry in self._objects.entries(layout.pins_prefix(self._root, cluster, uid)):
@@ -276,9 +295,9 @@ class _Run:
             return is_mine
         return not self._is_young(entry)
 
-    def _would_go(self, build: _Build, pinned: frozenset[str]) -> bool:
+    def _would_go(self, build: _Build, pinned: _Pinned) -> bool:
         return (
-            build.digest not in pinned
+            not pinned.holds(build)
             and build.marker is not None
             and self._now - build.marker.modified >= self._rules.settle
             and (self._rules.only is not None or not self._is_young(build.manifest))
@@ -313,7 +332,7 @@ class _Run:
         if not thrown:
             return
         builds = list(self._builds())
-        needed = self._pinned() | {build.digest for build in builds}
+        needed = self._pinned().digests | {build.digest for build in builds}
         needed = needed.union(*(build.names for build in builds))
         for key in thrown:
             home = layout.blobs_prefix(self._root) + key.removeprefix(prefix)

@@ -19,23 +19,25 @@ from trtmodel_worker.storage import ArtifactStore
 OLD_SECONDS = 7 * 86400  # by then the operator knows what every Job found, and says so in `keep`
 
 
-def pin(store: ArtifactStore, cluster: str, model: ModelRef, digests: Iterable[str]) -> str:
-    """Keep these manifests and their blobs. Returns the pin's key, '' without a cluster, whose pins nobody would read.
-    Raises StorageError."""
-    wanted = tuple(sorted(set(digests)))
-    if not cluster or not wanted:
+def pin(
+    store: ArtifactStore, cluster: str, model: ModelRef, digests: Iterable[str], revisions: tuple[str, ...] = ()
+) -> str:
+    """Keep these manifests, all of these revisions, and their blobs. Returns the pin's key, '' without a cluster, whose
+    pins nobody would read. Raises StorageError."""
+    wanted = Pin(model, tuple(sorted(set(digests))), revisions)
+    if not cluster or not (wanted.digests or wanted.revisions):
         return ""
     key = pin_key(store.root, cluster, model.uid, uuid.uuid4().hex)
-    store.objects.put(key, dumps(Pin(model, wanted)))
+    store.objects.put(key, dumps(wanted))
     return key
 
 
 def renew(
-    store: ArtifactStore, cluster: str, model: ModelRef, keep: Iterable[str] | None, found: Iterable[str]
+    store: ArtifactStore, cluster: str, model: ModelRef, keep: Iterable[str] | None, found: Iterable[str], revision: str
 ) -> None:
-    """Pin what was found and what the operator keeps. If it says what that is, the model's old pins go: they name
-    nothing else that lives. Raises StorageError."""
-    mine = pin(store, cluster, model, [*found, *(keep or ())])
+    """Pin the revision that was resolved, what was found of it, and what the operator keeps. If it says what that is,
+    the model's old pins go: they name nothing else that lives. Raises StorageError."""
+    mine = pin(store, cluster, model, [*found, *(keep or ())], (revision,))
     if not cluster or keep is None:
         return
     before = store.objects.now() - OLD_SECONDS

@@ -62,7 +62,7 @@ def _found(task: ResolveTask, place: Place, revision: str, dataset_digest: str) 
     """Engines that workers can load. One that is damaged is left out: the build Job revokes it and builds anew."""
     store = ArtifactStore(task.storage, task.model.namespace, place.credentials_dir)
     listed = list(store.current(revision))
-    pins.renew(store, task.cluster, task.model, task.keep, [digest for digest, _ in listed])
+    pins.renew(store, task.cluster, task.model, task.keep, [digest for digest, _ in listed], revision)
     found = []
     for digest, manifest in listed:
         damage = store.missing(digest, manifest)
