@@ -36,6 +36,7 @@ from trtmodel_operator.model import (
 SOURCE_CHANGES = 3  # a source that changes under every build is not chased for ever
 LOAD_KEYS = 8  # of one target: as many as status tells
 NODES = 16  # that a build may go to
+_ANSWERS = (reasons.BUILT, Reason.SOURCE_CHANGED.value)  # a Job's answer was taken, which is this pass's change
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ def build(turn: Turn) -> Outcome | None:
 
 def extend(turn: Turn) -> Outcome | None:
     """What serves, or is on trial, lacks an engine for some of its workers: it is built on their nodes, judged as any
-    other and added, while the others serve on."""
+    other and added, while the others serve on. A trial does not wait for it: its steps choose workers that can."""
     resolved, deployed = jobs.known(turn), _wanted_deployed(turn)
     needs = _needs(turn) if resolved is not None and deployed is not None else []
     if resolved is None or deployed is None or not needs:
@@ -79,6 +80,9 @@ def extend(turn: Turn) -> Outcome | None:
     if not turn.spec.tier.builds:
         return _not_staged(turn, resolved, needs)
     outcome, keys = _make(turn, resolved, needs), ", ".join(n.load_key for n in needs if n.load_key)
+    on_trial = deployed is turn.memory.candidate and turn.memory.stable is not None
+    if on_trial and not outcome.actions and outcome.situation.reason not in _ANSWERS:
+        return None
     if not keys or outcome.situation.stage is not Stage.BUILDING:
         return outcome
     building = outcome.situation.reason == Stage.BUILDING.value

@@ -23,6 +23,7 @@ from decide_scene import (
     finished,
     found,
     knows,
+    members,
     new,
     obey,
     of,
@@ -264,16 +265,32 @@ def test_a_worker_that_nothing_ever_served_holds_up_no_new_revision() -> None:
 
 
 def test_a_candidate_gets_the_engine_that_it_lacks_while_it_is_on_trial() -> None:
-    seen = with_key(canary(serving(A)), "w3")
+    seen = canary(serving(A))
+    uid = next(w.uid for w in seen.workers if w.uid not in members(seen))
+    seen = with_key(seen, uid)
     decision = decide(seen)
     assert decision.rule == "extend"
     assert isinstance(one_job(decision).task, BuildTask)
-    seen = finished(obey(seen, decision), JobKind.BUILD, built_for(OTHER, B))
-    seen = obey(with_key(seen, "w3"), decide(with_key(seen, "w3")))
-    added = decide(with_key(seen, "w3"))
+    seen = obey(seen, decision)
+    waiting = decide(with_key(seen, uid))
+    assert (waiting.rule, waiting.situation.stage) == ("watch", Stage.CANARY)  # the trial goes on meanwhile
+    seen = finished(seen, JobKind.BUILD, built_for(OTHER, B))
+    seen = obey(with_key(seen, uid), decide(with_key(seen, uid)))
+    added = decide(with_key(seen, uid))
     assert added.memory.candidate is not None
     assert str(OTHER) in {a.load_key for a in added.memory.candidate.artifacts}
     assert added.memory.step == seen.memory.step
+
+
+def test_a_build_that_fails_for_one_kind_of_worker_ends_no_trial() -> None:
+    seen = canary(serving(A))
+    uid = next(w.uid for w in seen.workers if w.uid not in members(seen))
+    seen = with_key(seen, uid)
+    seen = finished(obey(seen, decide(seen)), JobKind.BUILD, JobResult(Reason.OPERATOR_UNSUPPORTED, "node 7"))
+    seen = with_key(obey(seen, decide(seen)), uid)
+    decision = decide(seen)
+    assert (decision.rule, decision.situation.stage) == ("watch", Stage.CANARY)
+    assert not of(decision, CreateJob)
 
 
 # ---------------------------------------------------------------------------------------------------------------
