@@ -108,6 +108,7 @@ class Worker:
     engines: Mapping[str, tuple[str, Role, float | None]] = field(default_factory=dict)
     windows: Mapping[str, Mapping[str, AttemptCounts]] = field(default_factory=dict)
     counted: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # window -> digest -> hash of the counts
+    failed: frozenset[str] = frozenset()  # as such an engine is reported until it is ready
     deaths: Mapping[str, int] = field(default_factory=dict)
     routes: Routes = field(default_factory=lambda: Routes(""))
     candidate_until: float = 0.0
@@ -192,6 +193,7 @@ class Worker:
             return
         if not world.storage_down and any(at is None for _, _, at in self.engines.values()):
             due = world.time + LOAD_SECONDS
+            self.failed = frozenset(d for d, (_, _, at) in self.engines.items() if at is None)
             self.engines = {d: (r, role, due if at is None else at) for d, (r, role, at) in self.engines.items()}
         wanted = self.desired.routes
         stable = wanted.stable if self.ready(world, wanted.stable) else self.routes.stable
@@ -241,7 +243,7 @@ class Worker:
                 state = EngineState.READY
             elif not world.by_digest[digest].loads:
                 state = EngineState.FAILED
-            elif at is None:
+            elif at is None or digest in self.failed:
                 state, reason = EngineState.FAILED, Reason.STORAGE_UNAVAILABLE.value
             engines.append(EngineReport(name, digest, role, state, reason=reason, deaths=self.deaths.get(digest, 0)))
         if self.lie == "eager" and self.desired is not None:
@@ -304,6 +306,7 @@ class Worker:
             tuple((d, r, role.value, left(at)) for d, (r, role, at) in self.engines.items()),
             tuple((w, tuple(c.items()) if w in windows else ()) for w, c in self.counted.items()),
             tuple(self.deaths.items()),
+            self.failed,
             self.routes,
             left(self.candidate_until) if self.desired and self.desired.routes.candidate else 0.0,
             self.pointer_sequence,

@@ -106,6 +106,15 @@ def phase(*names: str) -> Condition:
     return lambda world: (world.model or {}).get("status", {}).get("phase") in names
 
 
+def about_to_pass(world: World) -> bool:
+    """Step 1 was held for its time, a look was just taken, and the next one will have the requests that are lacking."""
+    step, window = world.rollout["step"], world.rollout["window"]
+    if step is None or step["index"] != 1 or step["held"] < 10 or step["seenAt"] != world.time:
+        return False
+    tried = [w.windows.get(window, {}).get(w.routes.candidate) for w in world.workers.values() if w.routes.candidate]
+    return 130 <= sum(counts.ok for counts in tried if counts is not None) < 150
+
+
 def waited(seconds: float) -> Condition:
     return lambda world: world.rollout["waited"] > seconds
 
@@ -228,6 +237,11 @@ SCENARIOS: dict[str, Script] = {
         (phase("Preparing"), sets(storage_down=True)),
         (waited(20), sets(storage_down=False)),
     ),
+    "storage away beyond the deadline while workers load": (
+        (_UP, applies(B)),
+        (lambda w: len(w.bucket) == 2, sets(storage_down=True)),
+        (stalled("ProgressDeadlineExceeded"), sets(storage_down=False)),
+    ),
     "image missing for a while": (
         (job("resolve"), sets(image_missing=True)),
         (lambda w: w.condition("Progressing")[1] == "ImagePullBackOff", sets(image_missing=False)),
@@ -237,12 +251,21 @@ SCENARIOS: dict[str, Script] = {
     "a to b to a while b is built": ((_UP, applies(B)), (job("build"), applies(A))),
     "a to b to c while b is built": ((_UP, applies(B)), (job("build"), applies("s3://m/c"))),
     "bad, then fixed": ((_UP, applies("s3://m/slow")), (lambda w: w.condition("Stalled")[0] == "True", applies(B))),
+    "steps edited to fewer in mid-step": (
+        (_UP, applies(B)),
+        (in_step(1), edits(rollout__steps=[{"workers": 1, "hold": "10s"}])),
+    ),
     "steps edited in mid-step": (
         (_UP, applies(B)),
         (in_step(1), edits(rollout__steps=[{"workers": 1, "hold": "10s"}, {"workers": 2, "hold": "10s"}])),
     ),
     "scaled in in mid-step": ((_UP, applies(B)), (on_canary, edits(serving__replicas=2))),
     "scaled out in mid-step": ((_UP, applies(B)), (in_step(1), edits(serving__replicas=6))),
+    "scaled out right before the step is passed": (
+        (_UP, sets(traffic=2)),
+        (at_once, edits(source__uri=B, rollout__progressDeadline="10m")),
+        (about_to_pass, edits(serving__replicas=6)),
+    ),
     "scaled to zero in mid-step and back": (
         (_UP, applies(B)),
         (on_canary, edits(serving__replicas=0)),
@@ -291,12 +314,26 @@ SCENARIOS: dict[str, Script] = {
         (in_step(0), edits(rollout__progressDeadline="soon")),
         (phase("Invalid"), edits(rollout__progressDeadline="2m")),
     ),
+    "paused and edited, then resumed": (
+        (_UP, edits(rollout__paused=True, source__uri=B)),
+        (phase("Paused"), edits(rollout__paused=False)),
+    ),
+    "back to what was rejected in mid-canary": (
+        (_UP, applies("s3://m/failing")),
+        (lambda w: w.condition("Stalled")[0] == "True", applies(B)),
+        (on_canary, applies("s3://m/failing")),
+    ),
     "another file at the same address, and a refresh": (
         (_UP, replaces(A, SOURCES[B])),
         (at_once, commands("refresh#1")),
     ),
     "status lost at rest": ((_UP, loses_status),),
     "status lost in mid-canary": ((_UP, applies(B)), (on_canary, loses_status)),
+    "status lost after a rollback by command": (
+        (_UP, applies(B)),
+        (serving(B), commands("rollback#1")),
+        (stalled("RolledBackByCommand"), loses_status),
+    ),
     "status lost while it is built": ((_UP, applies(B)), (job("build"), loses_status)),
     "status restored from a backup": ((_UP, applies(B)), (serving(B), restores_status)),
     "deleted while it is resolved": ((job("resolve"), deletes(False)),),
@@ -314,6 +351,7 @@ _TWO = {
     "serving": {"replicas": 2},
 }
 _HOLD = {**_TWO, "rollout": {**SPEC["rollout"], "onTargetFailure": "Hold"}}
+_NONE = {**SPEC, "serving": {"replicas": 0}}
 _ALONE = {**SPEC, "serving": {"replicas": 1}}
 OTHER_SPECS: dict[str, tuple[dict[str, Any], Script]] = {
     "two targets, good update": (_TWO, ((_UP, applies(B)),)),
@@ -322,6 +360,15 @@ OTHER_SPECS: dict[str, tuple[dict[str, Any], Script]] = {
         _HOLD,
         ((_UP, applies("s3://m/half")), (stalled("TargetFailed"), commands("abort#1"))),
     ),
+    "two targets, one fails and the other is held, steps edited, then aborted": (
+        _HOLD,
+        (
+            (_UP, applies("s3://m/half")),
+            (stalled("TargetFailed"), edits(rollout__steps=[{"workers": 1, "hold": "20s"}])),
+            (lambda w: w.rollout["step"] is not None and w.rollout["step"]["held"] > 20, commands("abort#1")),
+        ),
+    ),
+    "first rollout without workers": (_NONE, ((phase("ScaledToZero"), edits(serving__replicas=2)),)),
     "fleet of one, good update": (_ALONE, ((_UP, applies(B)),)),
     "fleet of one, slow update": (_ALONE, ((_UP, applies("s3://m/slow")),)),
 }

@@ -13,7 +13,7 @@ import pytest
 from scenarios import ALL, LOOP, Ends, Run, begun, check_always, essence, outcome
 from world import Ports
 
-AWAY = (2.0, 20.0, 45.0, 3600.0)  # seconds; each world is continued after one of them, and after none
+AWAY = (2.0, 20.0, 45.0, 3600.0)  # seconds; two of three worlds are continued after one of them, and all after none
 
 
 class Recorded(Ports):
@@ -63,6 +63,8 @@ def test_a_crash_before_or_after_any_call_changes_nothing_about_the_end(
     for i, (where, run) in enumerate(kept):
         run.idle = 0
         ends_as(name, exact, run.fork(), outcome(whole.world), where)
+        if i % 3 == 0:
+            continue
         away, back = AWAY[i % len(AWAY)], run.fork()
         back.pass_time(away)
         ends_as(name, later, back, essence(whole.world), f"{where}, away for {away:g} s")

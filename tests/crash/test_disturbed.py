@@ -5,6 +5,7 @@ Each disturbance strikes once, at every pass of the rollout in turn.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -104,6 +105,25 @@ def test_a_good_update_ends_the_same_whatever_is_done_to_it_and_when(
             end, expected = ({k: v for k, v in e.items() if k not in ("history", "standby")} for e in (end, expected))
         assert end == expected, f"at pass {i}"
     record_property("simulated rollouts", ends.runs)
+
+
+def test_a_candidate_that_goes_bad_while_nobody_watches_is_never_promoted() -> None:
+    """Also when every step was passed before, and only the last worker was still being prepared."""
+    tried = set()
+    for before in good_update()[0]:
+        run, candidate = before.fork(), before.world.rollout["candidate"]
+        if candidate is None or before.world.rollout["step"] is None:
+            continue
+        digest = candidate["artifacts"][0]["manifestDigest"]
+        run.world.by_digest[digest] = dataclasses.replace(run.world.by_digest[digest], failing=0.2)
+        run.idle = 0
+        run.pass_time(3600)
+        while not run.over():
+            run.step()
+        assert run.world.rollout["stable"] != candidate, candidate
+        assert [r["reason"] for r in run.world.rollout["rejected"]] == ["ErrorRateTooHigh"]
+        tried.add(before.world.rollout["step"]["index"])
+    assert tried == {0, 1, 2}
 
 
 def test_a_member_whose_container_dies_takes_the_candidate_back() -> None:

@@ -22,7 +22,8 @@ def deleting(turn: Turn) -> Outcome | None:
 
 def adopt_what_runs(turn: Turn) -> Outcome | None:
     """Status was lost (a restored object, a careless hand) and yet there are pointers or workers: what they serve is
-    stable. Never a first rollout over running workers."""
+    stable. Never a first rollout over running workers. A command that stands there was taken before, for all that is
+    known: a rollback that was taken twice would be a way forward."""
     if turn.memory.sequence > 0:
         return None
     newest_first = sorted(turn.seen.pointers, key=lambda p: (-p.sequence, p.name))
@@ -39,6 +40,7 @@ def adopt_what_runs(turn: Turn) -> Outcome | None:
         platform=platform or builds.platform(turn),
         window=f"w{_highest_sequence(turn) + 1}",
         sequence=_highest_sequence(turn),
+        command=turn.seen.command.text if turn.seen.command else "",
     )
     message = f"status was lost: {stable.revision} is taken as stable, as boot pointers and workers have it"
     return Outcome(Situation(Stage.SERVING, reasons.ADOPTED, message), NEXT)

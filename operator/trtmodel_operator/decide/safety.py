@@ -162,13 +162,13 @@ def deadline_passed(turn: Turn) -> Outcome | None:
 
 
 def _environment_alone(turn: Turn, candidate: Deployed) -> bool:
-    """No worker ever answered with it, and all that stands in the way is no fault of it."""
+    """No worker ever answered with it, and all that stands (or stood) in the way is no fault of it."""
     step = turn.memory.step
     members = holders(turn.seen, turn.memory)
     engines = [facts.engine(turn.seen, w, facts.digest_for(w, candidate)) for w in members]
     lacking = [e for e in engines if e is None or e.state is not EngineState.READY]
     failed = [e for e in lacking if e is not None and e.state is EngineState.FAILED and e.reason in ENVIRONMENT]
-    return step is not None and not step.seen_at and bool(lacking) and len(failed) == len(lacking)
+    return step is not None and not step.seen_at and bool(members) and len(failed) == len(lacking)
 
 
 def _answers_us(turn: Turn, worker: ObservedWorker) -> bool:
