@@ -43,7 +43,7 @@ class JobStore(Protocol):
 def turns(jobs: Sequence[Json], most: int) -> list[Json]:
     """The suspended builds that may begin now; `most` run at a time, 0 for no limit. A place goes to the namespace that
     has the fewest, there to the oldest: a team that asks for fifty builds holds up nobody who asks for one."""
-    builds = [j for j in jobs if _label(j, LABEL_KIND) == JobKind.BUILD.value and not _ended(j)]
+    builds = [j for j in jobs if _is_active_build(j)]
     waiting = sorted((j for j in builds if _suspended(j)), key=lambda j: (j["metadata"]["creationTimestamp"], _key(j)))
     running = Counter(j["metadata"]["namespace"] for j in builds if not _suspended(j))
     free = len(waiting) if most == 0 else max(0, most - running.total())
@@ -69,10 +69,16 @@ def orphans(jobs: Sequence[Json], now: float) -> list[Json]:
 
 class BuildQueue:
     """Looks every half minute, and at once when it is told that something about a build changed; rarely without a
-    limit."""
+    limit. `counted` is told how many builds run and wait."""
 
-    def __init__(self, store: JobStore, most: int, now: Callable[[], float]) -> None:
-        self._store, self._most, self._now = store, most, now
+    def __init__(
+        self,
+        store: JobStore,
+        most: int,
+        now: Callable[[], float],
+        counted: Callable[[int, int], None] = lambda *_: None,
+    ) -> None:
+        self._store, self._most, self._now, self._counted = store, most, now, counted
         self._called = asyncio.Event()
 
     def call(self) -> None:
@@ -98,6 +104,9 @@ class BuildQueue:
     async def look(self) -> None:
         """Raises ClusterError."""
         jobs = await self._store.list_jobs()
+        active = [job for job in jobs if _is_active_build(job)]
+        waiting = sum(map(_suspended, active))
+        self._counted(len(active) - waiting, waiting)
         for job in orphans(jobs, self._now()):
             log.warning("Job %s runs for no TRTModel any more: it is removed", "/".join(_key(job)))
             await self._unless_changed(self._store.remove_job(job))
@@ -118,6 +127,10 @@ def _key(job: Json) -> tuple[str, str]:
 
 def _label(job: Json, name: str) -> str:
     return str((job["metadata"].get("labels") or {}).get(name, ""))
+
+
+def _is_active_build(job: Json) -> bool:
+    return _label(job, LABEL_KIND) == JobKind.BUILD.value and not _ended(job)
 
 
 def _suspended(job: Json) -> bool:

@@ -155,7 +155,7 @@ async def run(settings: Settings) -> None:
         clock, queue, witness = SystemClock(), WorkQueue(), Witness()
         workers = HttpWorkers(signer, clock, queue.add)
         metrics.watch(queue.depth, queue.oldest, lambda: workers.following)
-        builds = BuildQueue(cluster, settings.max_builds, clock.now)
+        builds = BuildQueue(cluster, settings.max_builds, clock.now, metrics.count_builds)
         rotation = Rotation(
             cluster,
             settings.namespace,

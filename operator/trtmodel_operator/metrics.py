@@ -33,6 +33,7 @@ class OperatorMetrics:
         self.stage = Gauge(
             f"{p}model_stage", "1 for the stage that a model is in", ["namespace", "name", "stage"], registry=r
         )
+        self._active_builds = Gauge(f"{p}active_builds", "Builds that run or wait", ["state"], registry=r)
         self._queue_depth = Gauge(f"{p}queue_depth", "Models that wait for a pass", registry=r)
         self._queue_oldest = Gauge(f"{p}queue_oldest_seconds", "How long the first of them has waited", registry=r)
         self._following = Gauge(f"{p}followed_workers", "Workers with an open long poll", registry=r)
@@ -62,6 +63,11 @@ class OperatorMetrics:
 
     def called(self, verb: str, resource: str, code: str) -> None:
         self.api.labels(verb, resource, code).inc()
+
+    def count_builds(self, running: int, waiting: int) -> None:
+        """Over all models, as they were seen last."""
+        self._active_builds.labels("running").set(running)
+        self._active_builds.labels("waiting").set(waiting)
 
     def persisted(self, key: Key, before: Memory, decision: Decision) -> None:
         after = decision.memory

@@ -8,6 +8,7 @@ import datetime
 from typing import Any
 
 from trtmodel_operator.buildqueue import ORPHAN_AGE, BuildQueue, orphans, turns
+from trtmodel_operator.metrics import OperatorMetrics
 from trtmodel_operator.ports import Conflict, Json
 
 MADE = datetime.datetime(2026, 11, 30, tzinfo=datetime.timezone.utc)
@@ -139,6 +140,15 @@ def test_a_job_that_another_one_changed_is_looked_at_again_at_once() -> None:
 
     asyncio.run(go())
     assert store.looks == 2
+
+
+def test_it_is_counted_how_many_run_and_wait() -> None:
+    store = Store(job("a"), job("b"), job("c", suspend=False), ended("over"))
+    metrics = OperatorMetrics()
+    asyncio.run(BuildQueue(store, 1, lambda: NOW, metrics.count_builds).look())
+    name = "trtmodel_operator_active_builds"
+    found = {state: metrics.registry.get_sample_value(name, {"state": state}) for state in ("running", "waiting")}
+    assert found == {"running": 1, "waiting": 2}
 
 
 def test_an_orphan_is_removed() -> None:
