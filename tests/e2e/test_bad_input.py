@@ -216,7 +216,7 @@ def test_it_is_told_and_not_tried_for_ever(applied: World, case: Case) -> None:
 
 def test_a_precision_that_no_runtime_has_is_refused_when_it_is_applied(applied: World, endpoint: str) -> None:
     manifest = models.tiny("fp8", endpoint, engine={"runtime": "ONNXRuntime", "precision": "FP8"})
-    with pytest.raises(AssertionError, match="precision FP8 is not supported yet: use FP32, FP16 or INT8"):
+    with pytest.raises(AssertionError, match="precision FP8 is not supported yet: use FP32, FP16, BF16 or INT8"):
         applied.apply(manifest)
 
 
