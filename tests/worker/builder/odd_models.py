@@ -222,6 +222,7 @@ def _values() -> Iterator[Odd]:
     yield _refused("zero", of_dims(0, 4), "holds no value")
     yield _refused("zero-inside", of_dims("n", 0), "holds no value")
     yield _refused("absurd", of_dims(2**40, 2**20), "no machine holds")
+    yield _refused("absurd-for-each-sample", of_dims("n", 2**30, 2**30), "no machine holds")
     yield _refused("overflowing", of_dims(2**62, 4), "no machine holds")
     yield _refused("scalar-input", of_dims(), "no batch dimension")
     yield _refused("no-shape", model([node("Relu", ["x"], ["y"])], [value("x", dims=None)], [value("y", dims=None)]))
@@ -552,6 +553,8 @@ def _nodes() -> Iterator[Odd]:
     huge = array([1 << 20, 1 << 22], np.int64, "s")
     yield _refused("a-constant-of-terabytes", of(node("ConstantOfShape", ["s"], ["z"]), node("ReduceSum", ["z"], ["r"]),
                                                  node("Add", ["x", "r"], ["y"]), weights=[huge]))  # fmt: skip
+    yield _refused("conv-of-huge-pads", _conv(pads=[1 << 40, 1, 1, 1]), "no machine holds that")
+    yield _either("random-numbers", of(node("RandomUniformLike", ["x"], ["y"], "dice")))
     yield _either("conv-of-stride-0", _conv(strides=[0, 0]))
     yield _either("conv-of-negative-pads", _conv(pads=[-9, -9, -9, -9]))
     yield _either("conv-of-no-groups", _conv(group=0))

@@ -14,9 +14,9 @@ from trtmodel_worker.builder import walk
 from trtmodel_worker.builder.findings import error, listed, warning
 from trtmodel_worker.engines.building import Finding
 
-MOST_VALUE_BYTES = 1 << 40  # beyond the memory of any machine that this is for
+MOST_ELEMENTS = 1 << 40  # of one value: beyond the memory of any machine that this is for
 LARGE_CONSTANT_BYTES = 16 << 20
-STANDARD = {"", "ai.onnx", "ai.onnx.ml", "ai.onnx.training", "ai.onnx.preview.training", "ai.onnx.preview"}
+RANDOM = {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli"}
 
 Scopes = tuple[Collection[str], ...]
 
@@ -44,6 +44,7 @@ def check(model: ModelProto) -> list[Finding]:
     problems += _outputs(model)
     problems += _domains(model)
     problems += _constants(model)
+    problems += _random(model)
     return problems
 
 
@@ -51,10 +52,9 @@ def sizes(model: ModelProto) -> Iterator[Finding]:
     """Values that no memory holds, in a model whose shapes were inferred."""
     for graph in walk.graphs(model.graph):
         for value in (*graph.input, *graph.value_info, *graph.output):
-            dims = value.type.tensor_type.shape.dim
-            known = [d.dim_value for d in dims if d.WhichOneof("value") == "dim_value"]
-            if len(known) == len(dims) and math.prod(known) > MOST_VALUE_BYTES:
-                text = f"value {value.name!r} is of shape {known}: {math.prod(known):,} elements"
+            known = [d.dim_value for d in _dims(value) if d.WhichOneof("value") == "dim_value"]
+            if math.prod(known) > MOST_ELEMENTS:
+                text = f"value {value.name!r} is of shape {_shape(value)}: at least {math.prod(known):,} elements"
                 yield _invalid(text, "no machine holds that: the shape is wrong")
 
 
@@ -290,6 +290,14 @@ def _constants(model: ModelProto) -> Iterator[Finding]:
                 Reason.MODEL_INVALID, text, "as an initializer it takes less memory to load", node=node.name,
                 operator=node.op_type,
             )  # fmt: skip
+
+
+def _random(model: ModelProto) -> Iterator[Finding]:
+    node = next((node for node in walk.nodes(model) if node.op_type in RANDOM and not node.domain), None)
+    if node is not None:
+        text = f"{label(node)} answers differently each time"
+        way_out = "no engine can be compared with that: take the random numbers as an input"
+        yield warning(Reason.MODEL_INVALID, text, way_out, node=node.name, operator=node.op_type)
 
 
 def _dims(value: ValueInfoProto) -> Sequence[Any]:

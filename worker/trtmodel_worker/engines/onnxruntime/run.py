@@ -129,7 +129,7 @@ class OnnxLane:
         found = []
         for _, _, dimensions in self._outputs:
             sizes = [named.get(d) if isinstance(d, str) else d for d in dimensions]
-            if any(size is None for size in sizes):
+            if not sizes or any(size is None for size in sizes):  # no sizes: one number, or a rank that is not known
                 return self._seen.get(self._shapes(inputs))
             found.append(tuple(size for size in sizes if size is not None))
         return tuple(found)
@@ -142,7 +142,8 @@ class OnnxLane:
             values = self._run_bound(inputs) if self._bindable else self._session.run(None, dict(inputs))
         except Exception as e:
             raise classify(e) from e
-        if self._foreseen:
+        # ONNX Runtime takes a buffer of one element for an output of one, whatever shapes they have.
+        if self._foreseen and all(value.size != 1 for value in values):
             if len(self._seen) >= _MOST_SEEN:
                 self._seen.clear()
             self._seen[self._shapes(inputs)] = tuple(value.shape for value in values)
