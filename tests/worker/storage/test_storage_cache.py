@@ -15,6 +15,7 @@ import pytest
 from storage_servers import PART, Answer, Stub, objects
 from trtmodel_contract.identity import Storage
 from trtmodel_contract.jobs import Reason
+from trtmodel_worker.alone.home import Home
 from trtmodel_worker.storage import StorageError, cache, fetch_source, fetch_uri
 from trtmodel_worker.storage.cache import shrink
 from trtmodel_worker.storage.partial import Partial
@@ -128,6 +129,20 @@ def test_what_was_used_lately_is_not_taken_from_under_its_reader(tmp_path: Path)
     assert shrink(tmp_path, 0) == 0
     os.utime(tmp_path / "sha256" / digest, (OLD, OLD))
     assert shrink(tmp_path, 0) == 5
+
+
+def test_without_a_cluster_the_limit_is_a_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = Home(tmp_path)
+    for n in range(3):
+        entry(home.files, f"{n}", 100, OLD + n)
+    with home.in_use():
+        assert len(files(home.files)) == 3
+    monkeypatch.setenv("TRTMODEL_CACHE_BYTES", "150")
+    with home.in_use():
+        assert files(home.files) == ["sha256/2"]
+    monkeypatch.setenv("TRTMODEL_CACHE_BYTES", "1Gi")
+    with pytest.raises(StorageError, match="whole number of bytes"), home.in_use():
+        pass
 
 
 def test_what_dead_processes_left_goes_and_what_is_being_written_stays(tmp_path: Path) -> None:

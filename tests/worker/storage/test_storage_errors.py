@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+import email.utils
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,6 +12,7 @@ from storage_servers import Answer, Stub
 from trtmodel_contract.identity import Storage
 from trtmodel_contract.jobs import Reason
 from trtmodel_worker.storage import ArtifactStore, StorageError, fetch_uri
+from trtmodel_worker.storage.errors import from_exception
 
 
 def _error(code: str, **more: str) -> bytes:
@@ -58,6 +61,20 @@ def test_D12_clock_skew_is_not_called_a_matter_of_rights(
     error = _fetch(stub, stub_storage, credentials, tmp_path)
     assert error.reason is not Reason.ACCESS_DENIED
     assert "NTP" in error.message
+
+
+@pytest.mark.parametrize(
+    ("minutes", "words"),
+    [(-20, "s ahead of"), (20, "s behind the"), (0, "wrong, correct its NTP")],
+)
+def test_D12_a_wrong_clock_is_said_to_be_how_wrong(minutes: int, words: str) -> None:
+    theirs = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(minutes=minutes)
+    refusal = Exception()
+    refusal.response = {  # type: ignore[attr-defined]
+        "Error": {"Code": "RequestTimeTooSkewed"},
+        "ResponseMetadata": {"HTTPStatusCode": 403, "HTTPHeaders": {"date": email.utils.format_datetime(theirs)}},
+    }
+    assert words in from_exception(refusal, "s3://b/m").message
 
 
 def test_D04_a_bucket_of_another_region_names_that_region_and_is_not_retried(

@@ -193,12 +193,12 @@ def is_abort(request: Request) -> bool:
 
 
 @pytest.fixture
-def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_uploads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(s3, "MULTIPART_BYTES", 8 << 20)
     monkeypatch.setattr(s3, "UPLOAD_PART_BYTES", 5 << 20)
 
 
-@pytest.mark.usefixtures("small_parts")
+@pytest.mark.usefixtures("small_uploads")
 @pytest.mark.parametrize(
     "fault",
     [
@@ -228,7 +228,7 @@ def unfinished(gateway: Gateway) -> list[str]:
     return [upload["Key"] for upload in found.get("Uploads", ())]
 
 
-@pytest.mark.usefixtures("small_parts")
+@pytest.mark.usefixtures("small_uploads")
 @pytest.mark.parametrize(
     ("before", "reason"),
     [
@@ -258,7 +258,7 @@ def test_an_upload_that_fails_for_good_leaves_no_parts(
     assert proxy.count(is_upload_part) < 100
 
 
-@pytest.mark.usefixtures("small_parts")
+@pytest.mark.usefixtures("small_uploads")
 def test_D15_what_a_killed_upload_left_goes_with_the_next_one(
     gateway: Gateway, storage: Storage, credentials: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -274,7 +274,7 @@ def test_D15_what_a_killed_upload_left_goes_with_the_next_one(
     assert unfinished(gateway) == []
 
 
-@pytest.mark.usefixtures("small_parts")
+@pytest.mark.usefixtures("small_uploads")
 def test_D15_without_the_right_to_clean_up_an_upload_still_succeeds(
     gateway: Gateway, proxy: FaultProxy, storage: Storage, credentials: Path, tmp_path: Path
 ) -> None:

@@ -25,6 +25,7 @@ _REGION = {"PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocation
 _MISSING = {"NoSuchKey", "NoSuchVersion", "404", "NotFound"}
 _CHANGED = {"PreconditionFailed", "InvalidRange", "412", "416"}
 _CHECKSUM = {"MissingContentLength", "411"}
+_CLOCKS_AGREE_SECONDS = 60
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
 CREDENTIAL_CODES = _KEYS | _EXPIRED
 
@@ -151,6 +152,8 @@ def _clock_difference(date: object) -> str:
         theirs = email.utils.parsedate_to_datetime(str(date))
         seconds = (datetime.datetime.now(datetime.timezone.utc) - theirs).total_seconds()
     except (TypeError, ValueError):
+        return ""
+    if abs(seconds) < _CLOCKS_AGREE_SECONDS:
         return ""
     return f", {abs(seconds):,.0f} s {'ahead of' if seconds > 0 else 'behind'} the store's"
 
