@@ -72,6 +72,12 @@ def _first(environment: Mapping[str, str]) -> str:
     return named.split(",")[0].strip()
 
 
+def taken(before: DeviceMemory | None, after: DeviceMemory | None) -> int:
+    """Bytes that were taken between the two: by whoever, so it is measured where nobody else uses the device. 0 where
+    nothing is known."""
+    return max(0, after.used - before.used) if before is not None and after is not None else 0
+
+
 def device_memory() -> DeviceMemory | None:
     """None where nothing is known: then nothing is limited by it."""
     try:

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import pytest
 from trtmodel_worker import devicememory
-from trtmodel_worker.devicememory import DeviceMemory, Nvml, device_memory
+from trtmodel_worker.devicememory import DeviceMemory, Nvml, device_memory, taken
 
 
 class Library:
@@ -58,6 +58,20 @@ def test_the_memory_is_that_of_the_first_device_that_the_container_may_use(
 def test_a_library_that_refuses_is_named_with_its_status() -> None:
     with pytest.raises(OSError, match=r"nvmlInit_v2 .* gives status 9"):
         Nvml({}, Library(9))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "bytes_taken"),
+    [
+        (DeviceMemory(900, 100, 1000), DeviceMemory(600, 400, 1000), 300),
+        (DeviceMemory(600, 400, 1000), DeviceMemory(900, 100, 1000), 0),  # somebody else gave some back
+        (None, DeviceMemory(600, 400, 1000), 0),
+    ],
+)
+def test_what_an_engine_takes_of_the_device_is_the_difference(
+    before: DeviceMemory | None, after: DeviceMemory, bytes_taken: int
+) -> None:
+    assert taken(before, after) == bytes_taken
 
 
 def test_without_a_driver_nothing_is_known_of_device_memory(monkeypatch: pytest.MonkeyPatch) -> None:

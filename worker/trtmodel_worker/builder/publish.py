@@ -49,7 +49,7 @@ def publish(
         inputs=tuple(tensor.spec() for tensor in graph.inputs),
         outputs=tuple(tensor.spec() for tensor in graph.outputs),
         profiles=task.engine.profiles,
-        memory=MemoryNeed(device_bytes=0, host_bytes=proof.host_bytes),
+        memory=MemoryNeed(device_bytes=proof.device_bytes, host_bytes=proof.host_bytes),
         golden=tuple(
             Golden(blob, golden.rows, golden.tolerances) for blob, golden in zip(blobs[1:], proof.golden, strict=True)
         ),

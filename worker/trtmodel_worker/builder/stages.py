@@ -31,8 +31,18 @@ from trtmodel_worker.builder.dataset import DataSetFile, calibration_batches
 from trtmodel_worker.builder.gate_shapes import batch_sizes
 from trtmodel_worker.builder.observed import Findings
 from trtmodel_worker.builder.report import Sensitivity
+from trtmodel_worker.devicememory import device_memory, taken
 from trtmodel_worker.engines import registry
-from trtmodel_worker.engines.base import CannotLoad, DeviceLost, Engine, EngineError, OutOfMemory, Sticky
+from trtmodel_worker.engines.base import (
+    BindingLane,
+    CannotLoad,
+    DeviceLost,
+    Engine,
+    EngineError,
+    OutOfMemory,
+    Sticky,
+    allocate_anew,
+)
 from trtmodel_worker.engines.building import CalibrationData, Graph, Rejected
 from trtmodel_worker.engines.onnxruntime.machine import cpu_quota
 from trtmodel_worker.engines.precision.reduced import ReducingBuilder
@@ -103,6 +113,7 @@ class Answer:
     gate_seconds: float = 0.0
     golden: tuple[GoldenAnswer, ...] = ()
     host_bytes: int = 0
+    device_bytes: int = 0
 
 
 def build(request: Request) -> Answer:
@@ -127,12 +138,16 @@ def _calibration(request: Request, most: int = sys.maxsize) -> CalibrationData |
 
 
 def prove(request: Request) -> Answer:
+    device_before = device_memory()  # before anything of the device was initialised in this process
     engine = _load(request, LANES)
     lanes = [engine.create_lane() for _ in range(LANES)]
     data = request.dataset.open(request.graph, request.engine)
     for lane in lanes:
         for rows in batch_sizes(request.graph, data.profiles)[1]:
             golden.run(lane, data.head(rows))
+            if isinstance(lane, BindingLane):
+                lane.bind(data.head(rows), allocate_anew)  # what a worker prepares takes memory too
+    device_bytes = taken(device_before, device_memory())
     host_bytes = _peak_bytes()  # before the reference is loaded, which no worker does
     answers = []
     for number, found in enumerate(golden.record(request.graph, data, lanes)):
@@ -150,6 +165,7 @@ def prove(request: Request) -> Answer:
         gate_seconds=time.monotonic() - started,
         golden=tuple(answers),
         host_bytes=host_bytes,
+        device_bytes=device_bytes,
     )
 
 
