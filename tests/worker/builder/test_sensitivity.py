@@ -86,6 +86,13 @@ def test_where_no_node_stands_out_nothing_is_said(tmp_path: Path) -> None:
     assert sensitivity.find(graph, [{"x": np.ones((4, 1), np.float32)}], tmp_path) is None
 
 
+def test_to_keep_everything_is_no_advice(tmp_path: Path) -> None:
+    source = models.square(tmp_path / "m.onnx")
+    graph = OnnxBuilder().reduced(source, EngineSettings("ONNXRuntime", "FP16"), None, tmp_path)
+    assert graph is not None
+    assert sensitivity.find(graph, [{"x": np.full((4, 1), 300, np.float32)}], tmp_path) is None
+
+
 def test_the_search_ends_when_its_time_is_over(tmp_path: Path) -> None:
     source = chain(tmp_path / "m.onnx", [models.node("Neg", ["b"], ["c"], "/neg")], {})
     graph = OnnxBuilder().reduced(source, EngineSettings("ONNXRuntime", "FP16"), None, tmp_path)

@@ -112,10 +112,10 @@ def verify(
     checked: Checked, home: Home, dataset: str, count: int, task: Task, limits: Thresholds, progress: Progress
 ) -> Ended:
     """Build if need be, and measure on the user's data. Raises Rejected, StorageError, StageDied."""
-    fetched = home.fetch("--dataset", dataset)
+    fetched, uri = home.data("--dataset", dataset)
     opened = DataSetFile(fetched.path, dataset, checked.graph.inputs, checked.settings.profiles)
     opened.check_labels(checked.graph, task)
-    data = DataSet(f"file://{fetched.path}", count, fetched.digest)
+    data = DataSet(uri, count, fetched.digest)
     with tempfile.TemporaryDirectory(dir=home.root, prefix="work-") as work:
         return _build(checked, home, data, task, limits, Path(work), progress)
 
@@ -143,5 +143,5 @@ def _build(
 def _calibration(wanted: Wanted, home: Home) -> CalibrationRequest | None:
     if not wanted.calibration:
         return None
-    fetched = home.fetch("--calibration", wanted.calibration)
-    return CalibrationRequest(DataSet(f"file://{fetched.path}", wanted.calibration_samples, fetched.digest))
+    fetched, uri = home.data("--calibration", wanted.calibration)
+    return CalibrationRequest(DataSet(uri, wanted.calibration_samples, fetched.digest))

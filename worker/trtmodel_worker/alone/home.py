@@ -18,8 +18,10 @@ from pathlib import Path
 from trtmodel_contract.identity import ModelRef, Storage
 from trtmodel_contract.jobs import Reason
 
+from trtmodel_worker.builder.dataset import SHARD
 from trtmodel_worker.storage import ArtifactStore, Fetched, NotFound, Source, StorageError, fetch_source, fetch_uri
 from trtmodel_worker.storage.cache import shrink
+from trtmodel_worker.storage.shards import fetch_folder
 
 NAMESPACE = "alone"
 BUCKET = "engines"
@@ -89,6 +91,18 @@ class Home:
         uri = named if "://" in named else _file_uri(what, named)
         with _said(what, uri):
             return fetch_uri(uri, _as_the_aws_command(), None, self.files)
+
+    def data(self, what: str, named: str) -> tuple[Fetched, str]:
+        """A local copy of a data set, and the URI by which it is fetched again: a file as `fetch` takes it, or a folder
+        of npz files. Raises StorageError."""
+        local = "://" not in named and Path(named).expanduser().is_dir()
+        if not local and not named.endswith("/"):
+            fetched = self.fetch(what, named)
+            return fetched, f"file://{fetched.path}"
+        uri = f"file://{Path(named).expanduser().absolute()}/" if local else named
+        with _said(what, uri):
+            folder = fetch_folder(uri, _as_the_aws_command(), None, self.files, SHARD)
+        return folder, f"file://{folder.path}/"
 
     def source(self, what: str, named: str) -> Source:
         """The same of a model and its external data. `named` may be a folder, too: one that holds one model."""

@@ -138,7 +138,9 @@ def _parser() -> argparse.ArgumentParser:
     _model_command(commands, "build", "build the engine into the local store, and print its digest")
     verify = _model_command(commands, "verify", "measure the engine against the original on your data")
     verify.add_argument(
-        "--dataset", required=True, help="npz: arrays named as the inputs, optional labels; path or URI"
+        "--dataset",
+        required=True,
+        help="npz, or a folder of them: arrays named as the inputs, optional labels; path or URI",
     )
     verify.add_argument("--report", type=Path, metavar="FILE", help="write what was measured: HTML, or *.json")
     verify.add_argument("--samples", type=_number(1, 10_000_000), default=2000, metavar="N")
@@ -170,7 +172,7 @@ def _model_command(commands: Any, name: str, text: str) -> argparse.ArgumentPars
     parser.add_argument("model", help="an ONNX file: a path, or an s3://, https:// or file:// URI")
     parser.add_argument("--runtime", default="ONNXRuntime", help="default: %(default)s")
     parser.add_argument("--precision", choices=PRECISIONS, default="FP32", help="default: %(default)s")
-    parser.add_argument("--calibration", default="", metavar="NPZ", help="data for INT8; path or URI")
+    parser.add_argument("--calibration", default="", metavar="NPZ", help="data for INT8, as --dataset")
     parser.add_argument(
         "--shape", action="append", default=[], metavar="NAME:SIZES", help="of an input, such as x:1-32x3x224x224"
     )

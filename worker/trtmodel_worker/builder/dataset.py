@@ -24,7 +24,7 @@ from trtmodel_worker.engines.base import DTYPES, Array
 from trtmodel_worker.engines.building import Graph, GraphTensor, Rejected
 
 LABELS = "labels"
-SHARDS = "*.npz"
+SHARD = ".npz"
 
 
 @dataclass(frozen=True)
@@ -130,9 +130,9 @@ class DataSetFile:
     def _files(self, path: Path) -> list[tuple[Path, str]]:
         if not path.is_dir():
             return [(path, "")]
-        found = sorted((file.relative_to(path).as_posix(), file) for file in path.rglob(SHARDS) if file.is_file())
+        found = sorted((file.relative_to(path).as_posix(), file) for file in path.rglob(f"*{SHARD}") if file.is_file())
         if not found:
-            raise self._invalid(f"it is a directory without any {SHARDS} file")
+            raise self._invalid(f"it is a directory without any *{SHARD} file")
         return [(file, name) for name, file in found]
 
     def _shard(self, path: Path, name: str) -> _Shard:

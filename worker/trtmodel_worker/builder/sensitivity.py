@@ -75,7 +75,7 @@ class _Trial:
         """The greatest relative error of any output; infinite where one is no number and should be."""
         target = self._folder / "trial.onnx"
         if not set(self._graph.nodes) - set(keep):
-            return 0.0
+            return math.inf  # nothing would be left to reduce: that is no way out
         self._graph.write(keep, target)
         session = _session(target)
         found = [session.run(self._outputs, dict(s)) for s in self._samples]

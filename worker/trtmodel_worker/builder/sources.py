@@ -9,7 +9,9 @@ from trtmodel_contract.identity import Calibration, Recipe, Storage, revision
 from trtmodel_contract.identity import EngineSettings as Engine
 from trtmodel_contract.jobs import CalibrationRequest, DataSet
 
+from trtmodel_worker.builder.dataset import SHARD
 from trtmodel_worker.storage import Fetched, Source, StorageError, fetch_source, fetch_uri
+from trtmodel_worker.storage.shards import fetch_folder
 
 
 @dataclass(frozen=True)
@@ -21,8 +23,11 @@ class Place:
     cache: Path
 
     def fetch(self, what: str, uri: str) -> Fetched:
-        """Raises StorageError whose message starts with `what`, the field that named the URI."""
+        """A file, or a folder of npz files. Raises StorageError whose message starts with `what`, the field that named
+        the URI."""
         try:
+            if uri.endswith("/"):
+                return fetch_folder(uri, self.storage, self.credentials_dir, self.cache, SHARD)
             return fetch_uri(uri, self.storage, self.credentials_dir, self.cache)
         except StorageError as e:
             e.message = f"{what}: {e.message}"
