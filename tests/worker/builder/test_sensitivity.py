@@ -7,10 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import onnx_models as models
+import pytest
 from trtmodel_contract.identity import EngineSettings
 from trtmodel_worker.builder import sensitivity
 from trtmodel_worker.engines.building import CalibrationData
 from trtmodel_worker.engines.onnxruntime.build import OnnxBuilder
+from trtmodel_worker.engines.precision.reduced import ReducingBuilder
+from trtmodel_worker.engines.tensorrt.build import TensorRtBuilder
 
 WIDTH = 16
 RANDOM = np.random.default_rng(0)
@@ -38,14 +41,18 @@ def samples(scale: float = 1.0) -> list[dict[str, np.ndarray]]:
     return [{"x": (scale * RANDOM.normal(size=(4, WIDTH))).astype(np.float32)} for _ in range(4)]
 
 
-def test_A05_the_node_that_overflows_half_precision_is_named(tmp_path: Path) -> None:
+BUILDERS = pytest.mark.parametrize("builder", [OnnxBuilder(), TensorRtBuilder()], ids=["onnxruntime", "tensorrt"])
+
+
+@BUILDERS
+def test_A05_the_node_that_overflows_half_precision_is_named(tmp_path: Path, builder: ReducingBuilder) -> None:
     middle = [
         models.node("Mul", ["b", "large"], ["b1"], "/norm/Scale+1"),
         models.node("Mul", ["b1", "small"], ["c"], "/norm/Back"),
     ]
     more = {"large": np.array(1e6, np.float32), "small": np.array(1e-6, np.float32)}
     source = chain(tmp_path / "m.onnx", middle, more)
-    graph = OnnxBuilder().reduced(source, EngineSettings("ONNXRuntime", "FP16"), None, tmp_path)
+    graph = builder.reduced(source, EngineSettings("any", "FP16"), None, tmp_path)
     assert graph is not None
     found = sensitivity.find(graph, samples(), tmp_path)
     assert found is not None
@@ -57,7 +64,8 @@ def test_A05_the_node_that_overflows_half_precision_is_named(tmp_path: Path) -> 
     assert kept.error is not None
 
 
-def test_the_product_whose_input_no_single_scale_fits_is_named(tmp_path: Path) -> None:
+@BUILDERS
+def test_the_product_whose_input_no_single_scale_fits_is_named(tmp_path: Path, builder: ReducingBuilder) -> None:
     """Some channels are thousands of times larger than the rest, and the weights behind them so much smaller."""
     factors = np.ones(WIDTH, np.float32)
     factors[::4] = 4096
@@ -69,7 +77,7 @@ def test_the_product_whose_input_no_single_scale_fits_is_named(tmp_path: Path) -
     third.CopyFrom(models.numpy_helper.from_array(scaled, "w2"))
     models.onnx.save(model, source)
     calibration = CalibrationData(samples(), "MinMax", True)
-    graph = OnnxBuilder().reduced(source, EngineSettings("ONNXRuntime", "INT8"), calibration, tmp_path)
+    graph = builder.reduced(source, EngineSettings("any", "INT8"), calibration, tmp_path)
     assert graph is not None
     found = sensitivity.find(graph, samples(), tmp_path)
     assert found is not None

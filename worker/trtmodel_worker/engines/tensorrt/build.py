@@ -25,7 +25,9 @@ from trtmodel_contract.jobs import Reason
 
 from trtmodel_worker.engines.base import CannotLoad
 from trtmodel_worker.engines.building import CalibrationData, Graph, Rejected
+from trtmodel_worker.engines.precision.half import TYPES
 from trtmodel_worker.engines.precision.reduced import Reduced
+from trtmodel_worker.engines.precision.rounded import RoundedGraph
 from trtmodel_worker.engines.tensorrt import (
     compat,
     feeding,
@@ -77,7 +79,10 @@ class TensorRtBuilder:
     def reduced(
         self, source: Path, settings: EngineSettings, calibration: CalibrationData | None, folder: Path
     ) -> Reduced | None:
-        """See ReducingBuilder."""
+        """See ReducingBuilder. Half precision by rounding: ONNX Runtime, which shows what a node does to the error,
+        would compute a graph of that type in FP32."""
+        if settings.precision in TYPES:
+            return RoundedGraph(source, settings, folder)
         return precision.reduced(source, settings, calibration, folder)
 
     def build(
