@@ -120,16 +120,16 @@ def one_pass(run: Run, ports: Ports) -> Run:
 def test_an_error_at_any_call_changes_nothing_about_the_end(
     name: str, record_property: Callable[[str, object], None]
 ) -> None:
-    """At each write, and at every eighth of the other calls."""
+    """At every second write, and at every eighth of the other calls."""
     whole, passes = passes_of(name)
     ends, expected, n = Ends(essence), essence(whole.world), ALL.index(name)
     for i, (before, calls) in enumerate(passes):
         for at, call in enumerate(calls):
             n += 1
-            if call not in WRITES and n % 8:
+            if n % (2 if call in WRITES else 8):
                 continue
             errors = OF_READS if call in READS else OF_TALK if call in TALK else OF_WRITES
-            error = errors[n % len(errors)]
+            error = errors[n // 2 % len(errors)] if call in WRITES else errors[n // 8 % len(errors)]
             run = before.fork()
             run.idle = 0
             ends_as(name, ends, one_pass(run, Faulty(run.world, at, error)), expected, f"{error} at {call}, pass {i}")
@@ -143,7 +143,7 @@ def test_half_a_minute_without_the_api_server_changes_nothing_and_makes_no_hot_l
 ) -> None:
     whole, passes = passes_of(name)
     ends, expected = Ends(essence), essence(whole.world)
-    for i, (before, _) in enumerate(passes):
+    for i, (before, _) in list(enumerate(passes))[ALL.index(name) % 3 :: 3]:
         run = before.fork()
         run.idle, calls, until = 0, 0, run.world.time + 30.0
         while run.world.time < until:
