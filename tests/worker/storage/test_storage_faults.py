@@ -275,6 +275,28 @@ def test_D15_what_a_killed_upload_left_goes_with_the_next_one(
 
 
 @pytest.mark.usefixtures("small_uploads")
+def test_D15_an_upload_that_cannot_even_be_ended_says_why_it_failed_and_goes_later(
+    gateway: Gateway,
+    proxy: FaultProxy,
+    storage: Storage,
+    credentials: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "plan").write_bytes(PLAN)
+    store = ArtifactStore(storage, "broken", credentials)
+    proxy.faults += [Fault(is_upload_part, 10**6, before=SLOW_DOWN), Fault(is_abort, 10**6, before=b"")]
+    with pytest.raises(StorageError, match="503 SlowDown") as e:
+        store.put_file(tmp_path / "plan")
+    assert e.value.reason is Reason.STORAGE_UNAVAILABLE
+    assert len(unfinished(gateway)) == 3
+    proxy.faults.clear()
+    monkeypatch.setattr(s3, "LEFT_OVER_SECONDS", -60)
+    store.put_file(tmp_path / "plan")
+    assert unfinished(gateway) == []
+
+
+@pytest.mark.usefixtures("small_uploads")
 def test_D15_without_the_right_to_clean_up_an_upload_still_succeeds(
     gateway: Gateway, proxy: FaultProxy, storage: Storage, credentials: Path, tmp_path: Path
 ) -> None:
