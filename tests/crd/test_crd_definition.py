@@ -33,7 +33,7 @@ def field(path: str) -> Json:
 NODES = [pytest.param(path, node, id=path or "the root") for path, node in nodes(schema()) if path != ".metadata"]
 
 
-def test_the_definition_is_small_enough_for_kubectl_apply() -> None:
+def test_C14_the_definition_is_small_enough_for_kubectl_apply() -> None:
     assert len(json.dumps(definition())) < KUBERNETES_LIMIT
     assert DEFINITION.stat().st_size < KUBERNETES_LIMIT
 

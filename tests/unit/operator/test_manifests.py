@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -92,8 +93,21 @@ def test_a_pod_has_no_privilege_no_token_and_a_read_only_file_system(make: Any) 
     assert {"tmp", "cache", "credentials"} <= mounted
 
 
+def test_C01_children_of_the_longest_names_that_are_admitted_have_names_that_kubernetes_takes() -> None:
+    seen = edited(new(model=replace(MODEL, name="m" * 40)), targets=[{"name": "t" * 12}])
+    names = []
+    for stage in (seen, knows(seen, B), has_built(seen, B)):
+        assert stage.spec is not None
+        decision = decide(stage)
+        names += [a.name for a in of(decision, CreateJob)] + [a.name for a in of(decision, ApplyWorkload)]
+        names += [a.workload for a in of(decision, ApplyPointer)] + [manifests.service_name(stage.model, stage.spec)]
+    # The pods of a Job and of a Deployment have six and seventeen characters more.
+    assert len(set(names)) >= 4
+    assert max(map(len, names)) <= 63
+
+
 @pytest.mark.parametrize("make", EVERY)
-def test_every_container_has_requests_and_limits(make: Any) -> None:
+def test_C21_every_container_has_requests_and_limits(make: Any) -> None:
     resources = container(make())["resources"]
     for kind in ("requests", "limits"):
         assert {"cpu", "memory"} <= set(resources[kind])
@@ -129,7 +143,7 @@ def test_identity_and_image_access_are_the_users(make: Any) -> None:
 # ---------------------------------------------------------------------------------------------------------------
 
 
-def test_a_job_fails_at_once_on_what_no_retry_cures_and_an_eviction_is_no_failure() -> None:
+def test_C22_a_job_fails_at_once_on_what_no_retry_cures_and_an_eviction_is_no_failure() -> None:
     spec = build_job(build__retries=3, build__deadline="90m")["spec"]
     assert spec["backoffLimit"] == 3
     assert spec["activeDeadlineSeconds"] == 5400
@@ -355,7 +369,7 @@ def test_the_service_spans_all_targets_and_platforms() -> None:
     assert manifests.service_name(MODEL, new().spec) == "magika"  # type: ignore[arg-type]
 
 
-def test_a_budget_never_makes_a_drain_impossible() -> None:
+def test_C25_a_budget_never_makes_a_drain_impossible() -> None:
     def budget(replicas: int) -> dict[str, Any] | None:
         seen = edited(new(), serving__replicas=replicas)
         assert seen.spec is not None
