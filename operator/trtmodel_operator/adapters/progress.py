@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import aiohttp
 from trtmodel_contract.codec import DocumentError, loads
@@ -14,6 +15,10 @@ from trtmodel_operator.text import cut
 TIMEOUT = 1.0  # seconds: a pass waits for it
 AT_ONCE = 32  # over all models
 ANSWER_BYTES = 16 << 10  # a longer answer is refused
+# Seconds for which a Job that let us wait is not asked again: where a NetworkPolicy swallows what we send, or hundreds
+# of Jobs run, passes would do nothing but wait.
+LEFT_ALONE = 60.0
+REMEMBERED = 4096  # addresses
 
 
 class HttpProgress:
@@ -24,11 +29,14 @@ class HttpProgress:
         connector = aiohttp.TCPConnector(limit=AT_ONCE, force_close=True)
         self._session = aiohttp.ClientSession(connector=connector, trust_env=False, auto_decompress=False)
         self._gate = asyncio.Semaphore(AT_ONCE)
+        self._until: dict[str, float] = {}
 
     async def close(self) -> None:
         await self._session.close()
 
     async def ask(self, ip: str) -> JobProgress:
+        if time.monotonic() < self._until.get(ip, 0.0):
+            raise WorkerError(f"{ip} did not answer lately")
         host = f"[{ip}]" if ":" in ip else ip
         url = f"http://{host}:{self._port}{PROGRESS_PATH}"
         body = b""
@@ -42,6 +50,9 @@ class HttpProgress:
                 if answer.status != 200:
                     raise WorkerError(f"{ip} answers {answer.status}")
         except TimeoutError as e:
+            if len(self._until) >= REMEMBERED:
+                self._until.clear()
+            self._until[ip] = time.monotonic() + LEFT_ALONE
             raise WorkerError(f"no answer from {ip}:{self._port} within {TIMEOUT:g} s") from e
         except (aiohttp.ClientError, OSError) as e:
             raise WorkerError(f"{ip}:{self._port} cannot be reached: {e}") from e

@@ -21,7 +21,15 @@ Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 def asked(answer: Answer, times: int = 1) -> list[Any]:
     """What a Job that answers so is found to say; errors in place of what could not be had."""
 
-    async def go() -> list[Any]:
+    async def at_once(client: HttpProgress) -> list[Any]:
+        return list(await asyncio.gather(*(client.ask("127.0.0.1") for _ in range(times)), return_exceptions=True))
+
+    found: list[Any] = with_job(answer, at_once)
+    return found
+
+
+def with_job(answer: Answer, scene: Callable[[HttpProgress], Awaitable[Any]]) -> Any:
+    async def go() -> Any:
         app = web.Application()
         app.router.add_get("/progress", answer)
         runner = web.AppRunner(app, shutdown_timeout=0.1)
@@ -29,7 +37,7 @@ def asked(answer: Answer, times: int = 1) -> list[Any]:
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         client = HttpProgress(port=runner.addresses[0][1])
         try:
-            return list(await asyncio.gather(*(client.ask("127.0.0.1") for _ in range(times)), return_exceptions=True))
+            return await scene(client)
         finally:
             await client.close()
             await runner.cleanup()
@@ -81,6 +89,29 @@ def test_a_job_that_does_not_answer_is_waited_for_no_longer_than_the_limit(monke
     (found,) = asked(never)
     assert isinstance(found, WorkerError)
     assert "within 0.2 s" in str(found)
+
+
+def test_a_job_that_let_us_wait_is_left_alone_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "TIMEOUT", 0.2)
+    came = 0
+
+    async def never(_: web.Request) -> web.StreamResponse:
+        nonlocal came
+        came += 1
+        await asyncio.sleep(60)
+        return web.Response()
+
+    async def one_after_the_other(client: HttpProgress) -> list[str]:
+        said = []
+        for _ in range(3):
+            with pytest.raises(WorkerError) as found:
+                await client.ask("127.0.0.1")
+            said.append(str(found.value))
+        return said
+
+    said = with_job(never, one_after_the_other)
+    assert came == 1
+    assert ["did not answer lately" in text for text in said] == [False, True, True]
 
 
 def test_only_a_few_are_asked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
