@@ -107,8 +107,8 @@ def phase(*names: str) -> Condition:
 
 
 def about_to_pass(world: World) -> bool:
-    """Step 1 was held for its time, a look was just taken, and the next one will have the requests that are lacking. (Or
-    it is too late: where time passes otherwise, the moment may be missed.)"""
+    """Step 1 was held for its time, a look was just taken, and the next one will have the requests that are lacking.
+    (Or it is too late: where time passes otherwise, the moment may be missed.)"""
     if stable(B)(world):
         return True
     step, window = world.rollout["step"], world.rollout["window"]
