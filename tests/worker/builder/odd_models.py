@@ -368,7 +368,7 @@ def _types() -> Iterator[Odd]:
     yield _refused("sequence-output", model([node("SequenceConstruct", ["x"], ["y"])], outputs=[sequence]), "seq(")
     optional = helper.make_value_info("y", helper.make_optional_type_proto(helper.make_tensor_type_proto(FLOAT, None)))
     yield _refused("optional-output", model([node("Optional", ["x"], ["y"])], outputs=[optional]))
-    yield _refused("zipmap", _zipmap(), "zipmap")
+    yield _refused("zipmap", zipmap(), "zipmap")
     yield _accepted("sequence-inside", model([node("SequenceConstruct", ["x", "x"], ["s"]),
                                               node("ConcatFromSequence", ["s"], ["y"], axis=0)]))  # fmt: skip
     yield _either("scalar-output", model([node("ReduceSum", ["x"], ["y"], keepdims=0)], outputs=[value("y", dims=[])]))
@@ -383,7 +383,7 @@ def _types() -> Iterator[Odd]:
     )
 
 
-def _zipmap() -> ModelProto:
+def zipmap() -> ModelProto:
     maps = helper.make_map_type_proto(TensorProto.INT64, helper.make_tensor_type_proto(FLOAT, None))
     output = helper.make_value_info("y", helper.make_sequence_type_proto(maps))
     zipped = helper.make_node("ZipMap", ["x"], ["y"], "zip", domain="ai.onnx.ml", classlabels_int64s=[0, 1, 2, 3])

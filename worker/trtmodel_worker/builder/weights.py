@@ -29,7 +29,12 @@ _MOST_HOLES = 1 << 40  # no tensor is larger, and file systems have limits
 _MOST_PATH = 1024  # characters of a location
 _EXPORT_AGAIN = "export it again"
 _SAVE_AGAIN = "save the model again"
-_BITS = {"INT4": 4, "UINT4": 4, "FLOAT4E2M1": 4, "INT2": 2, "UINT2": 2}  # of an element, where it is no whole byte
+_BITS = {  # of an element, where it is no whole byte, or where onnx has said otherwise
+    **dict.fromkeys(("INT2", "UINT2"), 2),
+    **dict.fromkeys(("INT4", "UINT4", "FLOAT4E2M1"), 4),
+    **dict.fromkeys(("FLOAT8E4M3FN", "FLOAT8E4M3FNUZ", "FLOAT8E5M2", "FLOAT8E5M2FNUZ", "FLOAT8E8M0"), 8),
+    "BFLOAT16": 16,
+}
 # type: (as unsigned, the bits without the sign, those of infinity: what is greater is NaN)
 _NUMBERS = {
     "FLOAT": (np.uint32, 0x7FFFFFFF, 0x7F800000),
