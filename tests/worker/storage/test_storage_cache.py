@@ -11,6 +11,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import onnx
 import pytest
 from storage_servers import PART, Answer, Stub, objects
 from trtmodel_contract.identity import Storage
@@ -77,6 +78,30 @@ def test_a_source_that_does_not_fit_leaves_nothing(small: Path, tmp_path: Path) 
         fetch_source(f"file://{tmp_path}/m/", NOWHERE, None, small)
     assert e.value.reason is Reason.NO_SPACE
     assert files(small) == []
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_a_part_of_a_source_makes_room_when_the_rest_does_not_fit(
+    stub: Stub, stub_storage: Storage, credentials: Path, small: Path
+) -> None:
+    stub.answer = objects(m_onnx=external("w"), w=BIG)
+    with pytest.raises(StorageError, match="do not fit") as e:
+        fetch_source("s3://models/m.onnx", stub_storage, credentials, small)
+    assert e.value.reason is Reason.NO_SPACE
+    assert files(small) == []
+    stub.answer = objects(m_onnx=external("w"))
+    with pytest.raises(StorageError, match="no such object"):
+        fetch_source("s3://models/m.onnx", stub_storage, credentials, small)
+    partial = next(p for p in (small / "partial").iterdir() if p.suffix != ".parts")
+    assert files(small) == [f"partial/{partial.name}", f"partial/{partial.name}.parts"]
+
+
+def external(name: str) -> bytes:
+    """A model of some size whose weight lies in the file `name`."""
+    made = onnx.ModelProto(doc_string="x" * (PART + 1))
+    weight = made.graph.initializer.add(name="w", data_location=onnx.TensorProto.EXTERNAL)
+    weight.external_data.add(key="location", value=name)
+    return made.SerializeToString()
 
 
 def test_a_read_only_cache_is_named_with_the_way_out(small: Path, tmp_path: Path) -> None:

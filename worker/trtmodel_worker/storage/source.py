@@ -95,8 +95,9 @@ def _fetch_folder(location: Location, store: ObjectStore, cache_dir: Path) -> So
         if _listing(location, store) != listing:
             raise Moved(location.uri)
         return _keep(landed, model, cache_dir, location.uri)
-    finally:
-        _discard(landed)
+    except BaseException as e:
+        _clear(landed, e)
+        raise
 
 
 def _fetch_file(location: Location, storage: Storage, credentials_dir: str | Path | None, cache_dir: Path) -> Source:
@@ -119,8 +120,9 @@ def _fetch_file(location: Location, storage: Storage, credentials_dir: str | Pat
             if (now.tag, now.size) != (seen.tag, seen.size):
                 raise Moved(file.remote.what)
         return _keep(landed, first.path, cache_dir, location.uri)
-    finally:
-        _discard(landed)
+    except BaseException as e:
+        _clear(landed, e)
+        raise
 
 
 def _listing(location: Location, store: ObjectStore) -> dict[str, tuple[int, str]]:
@@ -209,16 +211,17 @@ def _download(files: Sequence[_File], cache_dir: Path) -> dict[str, Landed]:
                         if not future.cancelled() and future.exception() is None:
                             landed[path] = future.result()
                     raise
-    except BaseException:
-        _discard(landed)
+    except BaseException as e:
+        _clear(landed, e)
         raise
     return landed
 
 
-def _discard(landed: dict[str, Landed]) -> None:
-    """What was not moved to its place. A file that came in parts stays for the next attempt."""
+def _clear(landed: dict[str, Landed], error: BaseException) -> None:
+    """After a failure. A file that came in parts stays for the next attempt, unless it takes the room of others."""
+    full = isinstance(error, StorageError) and error.reason is Reason.NO_SPACE
     for file in landed.values():
-        if file.path.parent.name != cache.PARTIAL:
+        if full or file.path.parent.name != cache.PARTIAL:
             file.discard()
 
 
