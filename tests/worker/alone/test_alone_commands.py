@@ -143,9 +143,12 @@ def test_a_report_that_cannot_be_written_is_said(linear: Path, tmp_path: Path, c
 def test_an_engine_that_differs_too_much_fails(tmp_path: Path, cache: Path) -> None:
     model, data = onnx_models.square(tmp_path / "square.onnx"), tmp_path / "large.npz"
     np.savez(data, x=np.full((20, 1), 300.0, np.float32) + np.arange(20, dtype=np.float32)[:, None])
-    done = trtmodel("verify", model, "--dataset", data, "--precision", "FP16", cache=cache)
+    verify = functools.partial(trtmodel, "verify", model, "--dataset", data, "--precision", "FP16", cache=cache)
+    done = verify()
     assert done.returncode == 42
     assert done.stdout.startswith("GateFailed: output y: 20 values are NaN or infinite")
+    kept = verify("--keep", "^square$")
+    assert kept.returncode == 0, kept.stderr
 
 
 def test_int8_takes_its_ranges_from_data(linear: Path, tmp_path: Path, cache: Path) -> None:

@@ -22,7 +22,13 @@ _GATE_EXITS = {Reason.DONE: JobExit.DONE, Reason.GATE_FAILED: JobExit.REJECTED}
 def run(options: argparse.Namespace, home: Home) -> int:
     """The exit code of the command that `options` name. Raises StorageError."""
     wanted = engine.Wanted(
-        options.model, options.runtime, options.precision, tuple(options.shape), options.max_batch, options.calibration
+        options.model,
+        options.runtime,
+        options.precision,
+        tuple(options.shape),
+        options.max_batch,
+        options.calibration,
+        keep=tuple(options.keep),
     )
     try:
         return {"check": _check, "build": _build, "verify": _verify}[options.command](options, wanted, home)

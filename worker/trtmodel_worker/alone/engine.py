@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trtmodel_contract.gate import Task, Thresholds
-from trtmodel_contract.identity import EngineSettings, LoadKey
+from trtmodel_contract.identity import EngineSettings, KeepPrecision, LoadKey
 from trtmodel_contract.jobs import BuildTask, CalibrationRequest, DataSet, Reason
 from trtmodel_contract.manifest import Manifest
 
@@ -30,7 +30,8 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Wanted:
-    """A model and how its engine is meant, as on the command line. `calibration` is a path or URI, '' for none."""
+    """A model and how its engine is meant, as on the command line. `calibration` is a path or URI, '' for none; `keep`
+    are patterns of nodes that keep FP32."""
 
     model: str
     runtime: str
@@ -39,6 +40,7 @@ class Wanted:
     max_batch: int
     calibration: str = ""
     calibration_samples: int = 500
+    keep: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,10 @@ def check(wanted: Wanted, home: Home, task: Task = Task.RAW) -> Checked:
     assert graph is not None
     try:
         settings = EngineSettings(
-            wanted.runtime, wanted.precision, profiles=shapes.profiles(graph, wanted.shapes, wanted.max_batch)
+            wanted.runtime,
+            wanted.precision,
+            KeepPrecision(wanted.keep) if wanted.keep else None,
+            shapes.profiles(graph, wanted.shapes, wanted.max_batch),
         )
     except Rejected as e:
         require([*found, *e.findings])

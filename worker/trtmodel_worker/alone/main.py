@@ -114,7 +114,8 @@ def _of_build(options: argparse.Namespace) -> list[str]:
         "--calibration": options.calibration,
     }
     named = [f"{name}={value}" for name, value in values.items() if value]
-    return [*named, *(f"--shape={text}" for text in options.shape), "--", options.model]
+    listed = [f"--{name}={text}" for name in ("shape", "keep") for text in getattr(options, name)]
+    return [*named, *listed, "--", options.model]
 
 
 def _name_of(model: str) -> str:
@@ -173,6 +174,9 @@ def _model_command(commands: Any, name: str, text: str) -> argparse.ArgumentPars
     parser.add_argument("--runtime", default="ONNXRuntime", help="default: %(default)s")
     parser.add_argument("--precision", choices=PRECISIONS, default="FP32", help="default: %(default)s")
     parser.add_argument("--calibration", default="", metavar="NPZ", help="data for INT8, as --dataset")
+    parser.add_argument(
+        "--keep", action="append", default=[], metavar="PATTERN", help="of names of nodes that keep FP32"
+    )
     parser.add_argument(
         "--shape", action="append", default=[], metavar="NAME:SIZES", help="of an input, such as x:1-32x3x224x224"
     )
