@@ -7,15 +7,20 @@ from pathlib import Path
 
 import pytest
 from bucket_fill import MODEL, keys, open_bucket, plan_path, publish, revoked
-from trtmodel_contract.codec import loads
+from trtmodel_contract.codec import loads, sha256_hex
 from trtmodel_contract.gate import Task, Thresholds
 from trtmodel_contract.identity import EngineSettings, Storage
 from trtmodel_contract.jobs import BuildTask, DataSet, Reason
 from trtmodel_contract.keeping import Cause, Pin, Revocation
+from trtmodel_contract.storelayout import blob_key
+from trtmodel_worker.builder import publish as publisher
 from trtmodel_worker.builder.build import Ended, build
 from trtmodel_worker.builder.sources import Place
+from trtmodel_worker.builder.stages import Answer, GoldenAnswer
+from trtmodel_worker.engines.building import Graph
 from trtmodel_worker.engines.registry import runtime
 from trtmodel_worker.storage import ArtifactStore, StorageError
+from trtmodel_worker.storage.backends import DirectoryStore
 
 KEY = runtime("ONNXRuntime").load_key()
 REVISION = "0123456789"
@@ -26,10 +31,10 @@ def store(tmp_path: Path) -> ArtifactStore:
     return open_bucket(tmp_path)
 
 
-def run(folder: Path) -> Ended:
+def build_task(folder: Path) -> BuildTask:
     """Without a source: whoever has to build fails."""
     storage = Storage("engines", endpoint=f"file://{folder}")
-    task = BuildTask(
+    return BuildTask(
         model=MODEL,
         source_uri="file:///absent/model.onnx",
         source_sha256="0" * 64,
@@ -42,9 +47,13 @@ def run(folder: Path) -> Ended:
         thresholds=Thresholds(),
         cluster="c-1",
     )
+
+
+def run(folder: Path) -> Ended:
+    task = build_task(folder)
     work = folder / f"work-{len(list(folder.glob('work-*')))}"
     work.mkdir()
-    return build(task, Place(storage, None, folder / "cache"), work, lambda _: None)
+    return build(task, Place(task.storage, None, folder / "cache"), work, lambda _: None)
 
 
 def marker(store: ArtifactStore) -> Revocation:
@@ -123,3 +132,26 @@ def test_an_engine_that_was_revoked_by_hand_is_not_found_though_it_is_whole(
     store.revoke(REVISION, KEY, second, Revocation(Cause.BY_HAND, "wrong answers"))
     assert run(tmp_path).result.artifact.manifest_digest == first
     assert dataclasses.asdict(marker(store))["message"] == "wrong answers"
+
+
+@pytest.mark.parametrize("lost", ["plan", "golden", "manifest"])
+def test_what_a_collector_removes_while_a_job_publishes_the_same_bytes_is_written_again(
+    store: ArtifactStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: str
+) -> None:
+    """It saw an old blob that nobody names, the Job wrote it anew, it removed it, and the Job commits."""
+    for name in ("plan", "golden"):
+        (tmp_path / name).write_bytes(name.encode())
+    put_new = type(store.objects).put_new
+
+    def removed(self: DirectoryStore, key: str, data: bytes) -> bool:
+        content = data if lost == "manifest" else lost.encode()
+        self.delete(blob_key(store.root, sha256_hex(content)))
+        return put_new(self, key, data)
+
+    monkeypatch.setattr(DirectoryStore, "put_new", removed)
+    proof = Answer(golden=(GoldenAnswer("golden", 1, {"y": 0.1}),), host_bytes=1)
+    plan = tmp_path / "plan"
+    published = publisher.publish(store, build_task(tmp_path), KEY, 1, "", Graph((), ()), plan, {}, proof)
+    assert published is not None
+    assert store.missing(*published) == ""
+    assert store.find(REVISION, KEY) == published
