@@ -8,7 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from trtmodel_contract.identity import Storage
+from trtmodel_contract.jobs import CalibrationRequest, DataSet
 from trtmodel_worker.builder.dataset import DataSetFile
+from trtmodel_worker.builder.sources import Place
 from trtmodel_worker.engines.building import GraphTensor
 from trtmodel_worker.storage import Fetched, NotFound
 from trtmodel_worker.storage.shards import fetch_folder
@@ -59,6 +61,16 @@ def test_what_was_damaged_in_the_cache_is_replaced(data: Path, tmp_path: Path) -
     again = fetched(data, tmp_path / "cache")
     assert again == found
     assert DataSetFile(again.path, "u", (X,), ()).samples == 6
+
+
+def test_jobs_take_a_folder_where_the_uri_ends_in_a_slash(data: Path, tmp_path: Path) -> None:
+    place = Place(Storage("b"), None, tmp_path / "cache")
+    whole = place.dataset(DataSet(f"file://{data}/", 100))
+    one = place.calibration(CalibrationRequest(DataSet(f"file://{data}/b.npz", 100)))
+    assert (whole.path.is_dir(), one.path.is_dir()) == (True, False)
+    with pytest.raises(NotFound) as e:
+        place.dataset(DataSet(f"file://{tmp_path}/nothing/", 100))
+    assert e.value.message.startswith("verify.dataset: ")
 
 
 def test_a_folder_without_data_is_not_found(tmp_path: Path) -> None:
