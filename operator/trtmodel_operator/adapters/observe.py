@@ -184,6 +184,7 @@ def _job(job: Json, mine: Sequence[Json]) -> ObservedJob | None:
         message=_short(message),
         started_at=_epoch(started) if started else None,
         suspended=state is JobState.RUNNING and bool((job.get("spec") or {}).get("suspend")),
+        made_by=labels.get(manifests.LABEL_MODEL, ""),
         load_key=str((job["metadata"].get("annotations") or {}).get(manifests.ANNOTATION_LOAD_KEY, "")),
     )
 

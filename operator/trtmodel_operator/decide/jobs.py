@@ -59,9 +59,11 @@ def done(turn: Turn, work: Work, what: str) -> ObservedJob | Outcome:
     if failure is not None and failure.job == work.name:
         return Outcome(failure_situation(failure))
     job = next((j for j in turn.seen.jobs if j.name == work.name), None)
+    limit = f"for {turn.spec.build.deadline} s at most (spec.build.deadline)"
     if job is None:
         create = CreateJob(work.name, work.kind, work.target, work.task, image(turn), work.load_key, work.nodes)
-        return Outcome(Situation(work.stage, work.stage.value, f"{what} by Job {work.name}"), LATER, (create,))
+        message = f"{what} by Job {work.name}, {limit}"
+        return Outcome(Situation(work.stage, work.stage.value, message), LATER, (create,))
     if job.state is not JobState.RUNNING:
         return job
     if job.suspended:
@@ -69,9 +71,11 @@ def done(turn: Turn, work: Work, what: str) -> ObservedJob | Outcome:
         return Outcome(Situation(work.stage, reasons.BUILD_QUEUED, message), LATER)
     if job.trouble:
         way_out = _WAYS_OUT.get(job.trouble, "it is tried again until spec.build.deadline or spec.build.retries end it")
-        message = f"Job {job.name} does not get on: {job.message or job.trouble}. {_sentence(way_out)}"
+        message = (
+            f"Job {job.name} does not get on: {job.message or job.trouble}. {_sentence(way_out)}. It waits {limit}"
+        )
         return Outcome(Situation(work.stage, job.trouble, message, stuck=True), LATER)
-    return Outcome(Situation(work.stage, work.stage.value, f"{what} by Job {job.name}"), LATER)
+    return Outcome(Situation(work.stage, work.stage.value, f"{what} by Job {job.name}, {limit}"), LATER)
 
 
 def failed(turn: Turn, job: ObservedJob) -> Outcome:

@@ -242,6 +242,9 @@ def _take(turn: Turn, need: Need, job: ObservedJob, built: BuildResult) -> Outco
     others = [b for b in turn.memory.built if (b.revision, b.target, b.artifact.load_key) != same]
     kept = [b for i, b in enumerate(others) if i < BUILT_KEPT - 1 or b.revision == entry.revision]
     turn.remember(built=(entry, *kept), failure=None, source_changes=0)
+    if turn.seen.cluster and job.made_by not in ("", turn.seen.model.name):
+        # It pinned the engine for who made it. A resolve Job of our own finds it and pins it for us, too.
+        turn.remember(resolve_counter=turn.memory.resolve_counter + 1)
     found = str(built.artifact.load_key)
     if need.load_key not in ("", found):
         message = f"it was to build for workers with load key {need.load_key}, and ran where it is {found}"

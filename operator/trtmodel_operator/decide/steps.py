@@ -38,7 +38,7 @@ def first_rollout(turn: Turn) -> Outcome | None:
     if memory.waited >= turn.spec.rollout.progress_deadline:
         message += f". This takes longer than progressDeadline ({turn.spec.rollout.progress_deadline:g} s)"
         return Outcome(Situation(Stage.STALLED, reasons.DEADLINE, message, "first rollout"), LATER)
-    return Outcome(Situation(Stage.DEPLOYING, reasons.DEPLOYING, message, "first rollout"), SOON)
+    return Outcome(Situation(Stage.DEPLOYING, reasons.DEPLOYING, message + _patience(turn), "first rollout"), SOON)
 
 
 def target_failed(turn: Turn) -> Outcome | None:
@@ -99,7 +99,8 @@ def prepare(turn: Turn) -> Outcome | None:
     if memory.waited >= deadline:  # the rule `deadline_passed` left it: it is the environment's fault
         message = f"{what}{why}. This takes longer than progressDeadline ({deadline:g} s); it goes on when it can"
         return Outcome(Situation(Stage.STALLED, reasons.DEADLINE, message, _summary(turn, members)), LATER)
-    return Outcome(Situation(Stage.PREPARING, reasons.PREPARING, what + why, _summary(turn, members)), SOON)
+    message = what + why + _patience(turn)
+    return Outcome(Situation(Stage.PREPARING, reasons.PREPARING, message, _summary(turn, members)), SOON)
 
 
 def advance(turn: Turn) -> Outcome | None:
@@ -131,7 +132,7 @@ def watch(turn: Turn) -> Outcome | None:
     members = holders(turn.seen, memory)
     hold = steps[step.index].hold
     if step.held >= hold:
-        state = f"held for its time, but the verdict is {step.verdict or Verdict.NO_DATA.value}"
+        state = f"held for its time, but the verdict is {step.verdict or Verdict.NO_DATA.value}{_patience(turn)}"
         reason = _UNDECIDED.get(step.verdict, reasons.NO_TRAFFIC)
     else:
         state, reason = f"held {step.held:.0f} of {hold:g} s", reasons.HOLDING
@@ -162,7 +163,7 @@ def settle(turn: Turn) -> Outcome:
     message = f"{stable.revision} does not serve everywhere yet: {_missing(turn, stable)}"
     if memory.waited >= turn.spec.rollout.progress_deadline:
         return Outcome(Situation(Stage.STALLED, reasons.DEADLINE, message), LATER)
-    return Outcome(Situation(Stage.PROMOTING, reasons.WORKERS_NOT_READY, message), LATER)
+    return Outcome(Situation(Stage.PROMOTING, reasons.WORKERS_NOT_READY, message + _patience(turn)), LATER)
 
 
 def _open_step(turn: Turn, step: StepMemory, identity: str, members: list[ObservedWorker]) -> Outcome:
@@ -216,6 +217,11 @@ def _summary(turn: Turn, members: list[ObservedWorker]) -> str:
     if step.index >= len(steps):
         where = f"preparing all {n} workers"
     return f"{where}, {step.figures}" if step.figures else where
+
+
+def _patience(turn: Turn) -> str:
+    """For how long, at the end of a message that says what is waited for."""
+    return f" (it is waited for {turn.spec.rollout.progress_deadline:g} s of watched time, progressDeadline)"
 
 
 def _missing(turn: Turn, deployed: Deployed) -> str:

@@ -30,7 +30,7 @@ class ObservedJob:
     """`result` is the newest termination message that could be read; `trouble` what the cluster says when there is
     none, or while it runs: Unschedulable, ImagePullBackOff, OOMKilled, DeadlineExceeded ... with its message.
     `suspended`: it waits for its turn. `load_key`: it builds for workers with this key. `progress` is what it says of
-    itself, None if it could not be asked."""
+    itself, None if it could not be asked. `made_by` is the name of the TRTModel that made it, '' if nothing tells."""
 
     name: str
     kind: JobKind
@@ -43,6 +43,7 @@ class ObservedJob:
     suspended: bool = False
     load_key: str = ""
     progress: JobProgress | None = None
+    made_by: str = ""
 
 
 @dataclass(frozen=True)

@@ -121,6 +121,21 @@ def test_jobs_are_told_what_the_collector_must_leave_alone_and_are_no_others_for
     assert (plain.name, told.task.cluster) == (told.name, "installation-1")
 
 
+def test_an_engine_that_another_models_job_built_is_found_once_more_by_our_own_which_pins_it_for_us() -> None:
+    seen = knows(replace(new(), cluster="installation-1"), B)
+    seen = obey(seen, decide(seen))
+    for maker, asks in (("another", JobKind.RESOLVE), (MODEL.name, None), ("", None)):
+        job = replace(seen.jobs[0], made_by=maker)
+        taken = finished(replace(seen, jobs=(job,)), JobKind.BUILD, build_result(B))
+        taken = obey(taken, decide(taken))
+        made = of(decide(taken), CreateJob)
+        assert [c.kind for c in made] == ([asks] if asks else [])
+        if asks:
+            found_again = finished(obey(taken, decide(taken)), JobKind.RESOLVE, resolve_result(B, found(B)))
+            found_again = obey(found_again, decide(found_again))
+            assert decide(found_again).memory.candidate is not None
+
+
 def test_a_job_that_judged_by_other_limits_brings_its_figures_and_todays_limits_judge() -> None:
     seen = knows(edited(new(), verify__thresholds={"top1Delta": 0.2}), B)
     result = replace(build_result(B, differs=100), reason=Reason.GATE_FAILED, message="5 % of the answers differ")

@@ -103,7 +103,8 @@ def test_two_models_that_ask_for_one_engine_wait_for_one_job(api_server: FakeApi
     job = asked_by(api_server, ONE, TWO, TWO, ONE)
     assert owner_uids(job) == (ONE.uid, TWO.uid)
     assert [o.get("controller", False) for o in job["metadata"]["ownerReferences"]] == [True, False]
-    assert [j.state for j in observed(api_server, ONE).jobs] == [JobState.RUNNING]
+    assert [(j.state, j.made_by) for j in observed(api_server, ONE).jobs] == [(JobState.RUNNING, "one")]
+    assert [j.made_by for j in observed(api_server, TWO).jobs] == ["one"]
     assert [j.name for j in observed(api_server, TWO).jobs] == [job["metadata"]["name"]]
 
 
