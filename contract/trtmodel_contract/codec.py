@@ -52,7 +52,7 @@ def encode(value: Any, *, omit_defaults: bool = False) -> Any:
     """Plain JSON data of a dataclass. Fields at their default are left out where they are marked `LATER`, and with
     `omit_defaults` everywhere, so that a field added later with a default changes no hash that was computed before it
     existed."""
-    kind = type(value)
+    kind: type = type(value)
     if kind is str or kind is int or value is None:
         return value
     fields = _written(kind)
