@@ -179,8 +179,8 @@ def test_an_output_whose_shape_only_the_data_tells_is_answered(figures):
     model = gpu_models.nonzero()
     engine = gpu_serving.load(model)
     lane = engine.create_lane()
-    for rows in (1, 3):
-        x = (model.sample(rows)["x"] > 0.5).astype(np.float32)
+    for turn, rows in enumerate((1, 1, 3, 3, 1)):  # the second run of a context was seen to keep the first one's shape
+        x = (model.sample(rows, seed=turn)["x"] > 0.5).astype(np.float32)
         found = lane.run({"x": x}, allocate_anew)["y"]
         assert np.array_equal(found, np.stack(np.nonzero(x)).astype(np.int32))
     assert lane.bind({"x": x}, allocate_anew) is None
