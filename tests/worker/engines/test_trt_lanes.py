@@ -46,6 +46,12 @@ def prepared(world, lanes=1, shapes=(1, 2), **behaviour):
     return engine, made, memory
 
 
+def run_bound(lane, value):
+    bound = lane.bind(row_of(value), allocate_anew)
+    assert bound.run()
+    return bound.outputs["y"]
+
+
 def test_the_load_key_and_the_driver_are_the_devices(world):
     world.gpu.name = "NVIDIA H200 MIG 1g.18gb"
     key = TensorRtRuntime().load_key()
@@ -130,6 +136,24 @@ def test_a_graph_that_answers_something_else_is_not_used(world):
     assert lane.captured == ()
     assert world.gpu.graphs == 0
     assert np.array_equal(lane.run(row_of(3), allocate_anew)["y"], np.full((1, 4), 6, np.float32))
+
+
+def test_a_graph_is_compared_before_it_is_used(world):
+    world.gpu.lying_graphs = True
+    lane = world.load().create_lane()
+    assert np.array_equal(run_bound(lane, 3), np.full((1, 4), 6, np.float32))
+    assert lane.captured == ()
+
+
+def test_a_graph_that_later_captures_have_changed_is_given_up(world):
+    engine = world.load()
+    lane = engine.create_lane()
+    run_bound(lane, 3)
+    (graph,) = lane._graphs.values()
+    graph.executable.clear()  # it computes nothing any more
+    engine.serve_from(memoryview(np.zeros(64, np.uint8)))
+    assert lane.captured == ()
+    assert np.array_equal(run_bound(lane, 3), np.full((1, 4), 6, np.float32))
 
 
 def test_an_engine_that_cannot_be_captured_runs_without_graphs(world, caplog):
@@ -228,6 +252,13 @@ def test_after_the_device_is_lost_nothing_of_it_is_touched(world, what):
     del engine
     gc.collect()
     assert world.gpu.calls_after_poison == []
+
+
+def test_a_failure_that_says_nothing_is_judged_by_a_probe(world):
+    """TensorRT returned False, and the stream had nothing to wait for."""
+    lane = world.load().create_lane()
+    world.gpu.sticky = 719
+    assert type(lane._loaded.failure("enqueue failed", lane._place.recorder, None)) is Sticky
 
 
 def test_another_lanes_fault_is_seen_by_whoever_waits_next(world):
