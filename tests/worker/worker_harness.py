@@ -64,7 +64,8 @@ if TYPE_CHECKING:
 
 _PLUGIN = Path(__file__).parent / "plugin"
 SIMULATED = os.environ.get("TRTMODEL_TEST_DEVICE") == "Simulated"
-"""The test runtime's engines run on a simulated GPU, through the worker's code for TensorRT: `make test-simulated`."""
+"""The test runtime's engines run on a simulated GPU, through the worker's code for TensorRT:
+`TRTMODEL_TEST_DEVICE=Simulated pytest tests/worker/host tests/worker/ladder tests/worker/swap`."""
 PLUGIN = os.pathsep.join(map(str, [_PLUGIN, _PLUGIN / "simulated"] if SIMULATED else [_PLUGIN]))
 """PYTHONPATH of what is to find the test runtime."""
 LOAD_KEY = LoadKey("Test", "1", "cpu")
