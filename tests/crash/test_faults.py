@@ -106,7 +106,7 @@ def passes_of(name: str) -> tuple[Run, list[tuple[Run, list[str]]]]:
     while not run.over():
         run.people()
         before, ports = run.fork(), Counted(run.world)
-        run.step(ports)
+        one_pass(run, ports)
         passes.append((before, ports.calls))
     return run, passes
 

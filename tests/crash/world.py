@@ -353,6 +353,7 @@ class World:
             return
         if self.model is not None and not self.objects:
             self.model = None
+        self.jobs_deleted = (*self.jobs_deleted, *(name for kind, name in self.objects if kind == "Job"))
         for held in (self.objects, self._marks, self.due, self.workers):
             held.clear()
 
