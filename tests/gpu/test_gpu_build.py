@@ -156,19 +156,19 @@ def proved(asked, work):
 
 
 @pytest.mark.parametrize(
-    ("name", "precision", "level"),
+    ("name", "precision", "level", "keep"),
     [
-        ("magika", "FP32", LEVEL),
-        ("magika", "FP16", LEVEL),
-        ("magika", "INT8", LEVEL),
-        ("resnet50", "FP32", QUICK_LEVEL),
-        ("resnet50", "INT8", QUICK_LEVEL),
+        ("magika", "FP32", LEVEL, ()),
+        ("magika", "FP16", LEVEL, ("LayerNorm",)),  # its sums pass 65,504: without, 7 of 600 answers differ
+        ("magika", "INT8", LEVEL, ()),
+        ("resnet50", "FP32", QUICK_LEVEL, ()),
+        ("resnet50", "INT8", QUICK_LEVEL, ()),
     ],
 )
 def test_an_engine_of_each_precision_is_built_and_comes_through_the_gate(
-    subjects, name, precision, level, tmp_path, figures
+    subjects, name, precision, level, keep, tmp_path, figures
 ):
-    asked = request(subjects[name], precision, level, tmp_path)
+    asked = request(subjects[name], precision, level, tmp_path, keep)
     figures(model=name, **built(asked, tmp_path))
     verdict, found = proved(asked, tmp_path)
     figures(**found)

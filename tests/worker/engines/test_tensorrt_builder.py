@@ -447,6 +447,11 @@ def test_layers_are_counted_by_type_and_precision_in_the_words_of_8_and_of_11() 
     assert summary.summary(new)["layersByPrecision"] == "FP16 1, other 1"
 
 
+def test_names_of_nodes_that_are_parted_by_a_control_character_are_read() -> None:
+    text = '{"Layers": [{"LayerType": "gemm", "Metadata": "[ONNX Layer: a]\x1e[ONNX Layer: b]", "Inputs": []}]}'
+    assert summary.summary(text)["layersByType"] == "gemm 1"
+
+
 @pytest.mark.parametrize("text", ["", "[]", "no json", '{"Layers": []}'])
 def test_an_inspector_that_says_nothing_is_no_error(text: str) -> None:
     assert summary.summary(text) == {}

@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import collections
 import json
+import logging
 import re
 from collections.abc import Mapping
 from typing import Any
 
 MOST_TYPES = 12
+
+log = logging.getLogger("trtmodel.tensorrt")
+
 _NAMES = (
     ("FP8", re.compile(r"\bFP8|E4M3")),
     ("BF16", re.compile(r"BF16|BFloat16", re.IGNORECASE)),
@@ -24,8 +28,10 @@ _NAMES = (
 def summary(text: str) -> Mapping[str, str]:
     """Bounded, whatever the engine's size. Empty where the inspector says nothing that can be read."""
     try:
-        layers = json.loads(text).get("Layers", [])
-    except (ValueError, AttributeError):
+        # Not strictly: 8.6 puts a control character between the names of the nodes that a layer was made of.
+        layers = json.loads(text, strict=False).get("Layers", [])
+    except (ValueError, AttributeError) as e:
+        log.warning("the engine inspector's text cannot be read (%s): %.200r", e, text)
         return {}
     known = [layer for layer in layers if isinstance(layer, dict)]
     if not layers:
