@@ -58,6 +58,20 @@ def test_while_requests_wait_a_process_stays_stopped_but_not_for_ever() -> None:
     assert [asked.count(1), asked.count(3)] == [MOST_SLICES_LATE] * 2
 
 
+def test_a_slice_ends_at_once_when_the_last_lane_is_taken() -> None:
+    sent: list[int] = []
+
+    async def crowd_in_a_slice() -> None:
+        pulse = Pulse(sent.append, 0.001, lambda: False)  # after the first slice it would rest for seconds
+        pulse.crowd()
+        pulse.crowd()
+        assert sent == [signal.SIGSTOP]
+        pulse.end()
+
+    asyncio.run(crowd_in_a_slice())
+    assert sent == [signal.SIGSTOP, signal.SIGCONT]
+
+
 def test_without_a_device_a_host_beside_traffic_is_prepared_in_slices_and_serves_freely(tmp_path: Path) -> None:
     operator, bucket = Operator(), Bucket(tmp_path / "bucket")
     first, second = (bucket.publish(r, {"factor": f})[0] for r, f in ((REVISION_1, 2.0), (REVISION_2, 3.0)))

@@ -80,8 +80,14 @@ class Hosts:
     def __init__(self, runtime: str, crowded: Callable[[], bool] = lambda: False) -> None:
         self._runtime = runtime
         self._crowded = crowded
+        self._pulses: set[Pulse] = set()
         self._has_device = True
         self._parent = ThreadPoolExecutor(max_workers=1, thread_name_prefix="host-parent")
+
+    def crowd(self) -> None:
+        """A request that came now would have to wait: what is prepared meanwhile makes way."""
+        for pulse in self._pulses:
+            pulse.crowd()
 
     async def describe(self) -> Machine:
         """Ask the runtime, in a process of its own, what it can load here. Raises HostFailed."""
@@ -158,6 +164,8 @@ class Hosts:
                 os.close(config_fd)
         host = EngineHost(process, control[0], control[1:])
         pulse = Pulse(host.signal, duty, self._crowded) if pulsed else None
+        if pulse is not None:
+            self._pulses.add(pulse)
         try:
             host.ready = await asyncio.wait_for(host.answer(), timeout)
         except asyncio.TimeoutError as e:
@@ -169,6 +177,7 @@ class Hosts:
             raise
         finally:
             if pulse is not None:
+                self._pulses.remove(pulse)
                 pulse.end()
         host.keep(host.ready.lanes)
         return host

@@ -25,11 +25,20 @@ class Pulse:
 
     def __init__(self, send: Callable[[int], None], share: float, crowded: Callable[[], bool]) -> None:
         self._send = send
+        self._rests = 1.0 / share - 1.0
         self._crowded = crowded
         self._late = 0
-        self._off = SLICE_SECONDS / share - SLICE_SECONDS
+        self._forced = False
         self._loop = asyncio.get_running_loop()
+        self._began = self._loop.time()
+        self._runs = True
         self._timer = self._loop.call_later(SLICE_SECONDS, self._stop)
+
+    def crowd(self) -> None:
+        """What serves has just become crowded."""
+        if self._runs and not self._forced:
+            self._timer.cancel()
+            self._stop()
 
     def end(self) -> None:
         """Continued for good."""
@@ -37,14 +46,17 @@ class Pulse:
         self._send(signal.SIGCONT)
 
     def _stop(self) -> None:
+        self._runs = False
         self._send(signal.SIGSTOP)
-        self._timer = self._loop.call_later(self._off, self._continue)
+        ran = max(self._loop.time() - self._began, SLICE_SECONDS / 4)
+        self._timer = self._loop.call_later(ran * self._rests, self._continue)
 
     def _continue(self) -> None:
-        if self._late < MOST_SLICES_LATE and self._crowded():
+        self._forced = self._late == MOST_SLICES_LATE
+        if not self._forced and self._crowded():
             self._late += 1
             self._timer = self._loop.call_later(SLICE_SECONDS, self._continue)
             return
-        self._late = 0
+        self._late, self._runs, self._began = 0, True, self._loop.time()
         self._send(signal.SIGCONT)
         self._timer = self._loop.call_later(SLICE_SECONDS, self._stop)

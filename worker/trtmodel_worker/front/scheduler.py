@@ -88,6 +88,7 @@ class Scheduler:
         self.hang_after = float("inf")
         self.hosts_wanted = 1
         self.elsewhere: Callable[[], Scheduler | None] = lambda: None
+        self.on_crowded: Callable[[], None] = lambda: None  # the last free lane was taken
         self._engine = engine
         self._arena = arena
         self._check = OutputCheck(outputs, arena)
@@ -442,6 +443,8 @@ class Scheduler:
         lane.attempt = attempt
         batch.attempts.append(attempt)
         batch.hedges.watch(batch)
+        if not self._lanes.free:
+            self.on_crowded()
         return True
 
     def _run_again(self, batch: Batch, lane: LanePort) -> bool:
