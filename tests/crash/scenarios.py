@@ -476,9 +476,7 @@ def outcome(world: World) -> dict[str, Any]:
         return {"gone": True, "left": (sorted(world.objects), sorted(world.workers))}
     rollout = world.rollout
     return {
-        "stable": rollout["stable"],
-        "candidate": rollout["candidate"],
-        "standby": rollout["standby"],
+        **{role: _engines(rollout[role]) for role in ("stable", "candidate", "standby")},
         "rejected": [(r["revision"], r["reason"]) for r in rollout["rejected"]],
         "history": [(h["revision"], h["outcome"]) for h in rollout["history"]],
         "failure": (rollout["failure"] or {}).get("reason"),
@@ -490,6 +488,13 @@ def outcome(world: World) -> dict[str, Any]:
         "objects": sorted(key for key in world.objects if key[0] != "Pod"),
         "spec": world.model["spec"],
     }
+
+
+def _engines(deployed: dict[str, Any] | None) -> object:
+    """In whatever order they were built; and without what the gate said, which an adopted revision has lost."""
+    if deployed is None:
+        return None
+    return deployed["revision"], sorted((a["target"], a["loadKey"], a["manifestDigest"]) for a in deployed["artifacts"])
 
 
 def essence(world: World) -> dict[str, Any]:
