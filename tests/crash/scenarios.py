@@ -431,7 +431,7 @@ class Run:
 
     def pass_time(self, seconds: float) -> None:
         """In pieces, since workers and Jobs go on meanwhile."""
-        piece = max(MOST_WAIT, seconds / 12)
+        piece = MOST_WAIT if self.script else max(MOST_WAIT, seconds / 12)  # people miss nothing that takes longer
         while seconds > piece:
             self.world.tick(piece)
             self.people()

@@ -147,6 +147,7 @@ def test_half_a_minute_without_the_api_server_changes_nothing_and_makes_no_hot_l
         run = before.fork()
         run.idle, calls, until = 0, 0, run.world.time + 30.0
         while run.world.time < until:
+            run.people()
             ports = Away(run.world, until)
             one_pass(run, ports)
             calls += len(ports.calls)
