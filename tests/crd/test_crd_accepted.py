@@ -18,6 +18,7 @@ CASES = [
     Case("an https source with a query", {"source.uri": "https://models.example.com:8443/model.onnx?version=3"}),
     Case("a file", {"source.uri": "file:///models/model.onnx"}),
     Case("a folder of the bucket", {"source.uri": "s3://models/magika/v3/"}),
+    Case("a data set in a folder", {"verify.dataset.uri": "s3://data/eval/"}),
     Case("a folder of a volume", {"source.uri": "file:///models/magika/"}),
     Case("nodes and operators that are kept", {"engine.precision": "FP16", "engine.keepPrecision": {
         "nodes": ["^/head/.*"], "operators": ["Softmax", "LayerNormalization"]}}),
