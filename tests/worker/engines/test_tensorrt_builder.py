@@ -386,7 +386,7 @@ class Cache:
         if other.data == b"refused":
             return False
         self.data += other.data
-        return True
+        return other.data != b"in part"
 
     def serialize(self) -> bytes:
         return self.data
@@ -417,6 +417,18 @@ def test_timing_caches_of_this_device_are_merged_and_others_are_left_out(tmp_pat
     assert timing.attach(config, tmp_path, "here") == 2
     assert config.cache is not None
     assert config.cache.data == b"onethree"
+
+
+def test_a_timing_cache_that_is_taken_in_part_counts_and_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As 8.6 does with a cache of a build that compiled nothing."""
+    (tmp_path / "a.cache").write_bytes(timing.pack("here", b"in part"))
+    config = TimedConfig()
+    assert timing.attach(config, tmp_path, "here") == 1
+    assert config.cache is not None
+    assert config.cache.data == b"in part"
+    assert "a.cache whole" in caplog.text
 
 
 def test_what_a_build_measured_is_there_for_the_next(tmp_path: Path) -> None:

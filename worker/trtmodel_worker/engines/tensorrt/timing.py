@@ -14,7 +14,7 @@ import logging
 from collections.abc import Iterator
 from pathlib import Path
 
-from trtmodel_worker.engines.tensorrt.compat import IBuilderConfig, ITimingCache
+from trtmodel_worker.engines.tensorrt.compat import IBuilderConfig, IHostMemory, ITimingCache
 
 FOLDER = "timing"
 BUILT = "built.cache"
@@ -52,15 +52,18 @@ def usable(folder: Path, key: str) -> Iterator[tuple[str, bytes]]:
 
 
 def attach(config: IBuilderConfig, folder: Path, key: str) -> int:
-    """Give the builder all that is known. How many files were used."""
+    """Give the builder all that is known. How many files it took something of: 8.6 was seen to report a failed merge
+    of a cache (its compiler's part, of a build that had none), so what is merged is measured, not believed."""
     whole: ITimingCache = config.create_timing_cache(b"")
     used = 0
     for name, data in usable(folder, key):
         part: ITimingCache = config.create_timing_cache(data)
-        if part is not None and whole.combine(part, False):
+        before = len(_content(whole))
+        merged = part is not None and whole.combine(part, False)
+        if merged or len(_content(whole)) > before:
             used += 1
-        else:
-            log.warning("TensorRT does not take timing cache %s: it is left out", name)
+        if not merged:
+            log.warning("TensorRT does not take timing cache %s whole: the rest of it is left out", name)
     if not config.set_timing_cache(whole, False):
         log.warning("TensorRT does not take the timing caches: this build measures everything itself")
         config.set_timing_cache(config.create_timing_cache(b""), False)
@@ -71,10 +74,15 @@ def attach(config: IBuilderConfig, folder: Path, key: str) -> int:
 def keep(config: IBuilderConfig, folder: Path, key: str) -> int:
     """Write what the builder knows now. Bytes, 0 if it gives nothing."""
     cache: ITimingCache = config.get_timing_cache()
-    data = bytes(cache.serialize()) if cache is not None else b""
+    data = _content(cache) if cache is not None else b""
     if data:
         folder.mkdir(exist_ok=True)
         partial = folder / f"{BUILT}.part"
         partial.write_bytes(pack(key, data))
         partial.replace(folder / BUILT)
     return len(data)
+
+
+def _content(cache: ITimingCache) -> bytes:
+    memory: IHostMemory = cache.serialize()
+    return bytes(memory) if memory is not None else b""
