@@ -228,6 +228,20 @@ def test_what_the_parser_refuses_is_told_by_node(tmp_path, figures):
     assert "'determinant' (Det)" in refused.value.message
 
 
+def test_an_output_whose_shape_only_the_data_tells_is_built_from_10_on_and_refused_before(tmp_path, figures):
+    from trtmodel_worker.engines.tensorrt import compat
+
+    model = gpu_models.nonzero()
+    settings = EngineSettings("TensorRT", profiles=model.profiles, optimization_level=0)
+    if compat.capabilities(compat.load()).data_shaped_outputs:
+        registry.builder("TensorRT").build(model.onnx, settings, None, tmp_path / "plan")
+        return
+    with pytest.raises(Rejected) as refused:
+        registry.builder("TensorRT").build(model.onnx, settings, None, tmp_path / "plan")
+    figures(message=refused.value.message)
+    assert not (tmp_path / "plan").exists()
+
+
 def test_shapes_that_do_not_fit_are_refused_with_the_input(subjects, tmp_path, figures):
     subject = subjects["magika"]
     wrong = Profile({"bytes": ShapeRange((1, 1000), (1, 1000), (1, 1000))})

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from gpu_bare import BareLoop
 from gpu_serving import percentiles
-from trtmodel_worker.engines.base import OutOfMemory, allocate_anew
+from trtmodel_worker.engines.base import CannotLoad, OutOfMemory, allocate_anew
+from trtmodel_worker.engines.tensorrt import compat
 from trtmodel_worker.engines.tensorrt.device import Cuda, CudaError
 
 SECONDS = 2.0
@@ -175,11 +176,16 @@ def test_a_lane_is_made_anew(served, figures):
     figures(freed_milliseconds=round(1e3 * (time.perf_counter() - began), 3))
 
 
-def test_an_output_whose_shape_only_the_data_tells_is_answered(figures):
+def test_an_output_whose_shape_only_the_data_tells_is_answered_from_10_on_and_refused_before(figures):
     model = gpu_models.nonzero()
     engine = gpu_serving.load(model)
+    if not compat.capabilities(compat.load()).data_shaped_outputs:
+        with pytest.raises(CannotLoad) as refused:
+            engine.create_lane()
+        figures(said=str(refused.value))
+        return
     lane = engine.create_lane()
-    for turn, rows in enumerate((1, 1, 3, 3, 1)):  # the second run of a context was seen to keep the first one's shape
+    for turn, rows in enumerate((1, 1, 3, 3, 1)):  # 8.6.0 gave the answer of an earlier run's shape here
         x = (model.sample(rows, seed=turn)["x"] > 0.5).astype(np.float32)
         found = lane.run({"x": x}, allocate_anew)["y"]
         assert np.array_equal(found, np.stack(np.nonzero(x)).astype(np.int32))

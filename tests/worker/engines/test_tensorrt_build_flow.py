@@ -149,6 +149,23 @@ def test_the_node_that_the_parser_refuses_is_found_by_number_or_by_name(
     assert refused.value.findings[0].operator == "Add"
 
 
+def test_an_output_whose_shape_only_the_data_tells_is_refused_below_10(
+    world: Callable[[str], World], source: Path, tmp_path: Path
+) -> None:
+    asked = world(OLD)
+    asked.only_data_tells = True
+    with pytest.raises(
+        Rejected, match=r"outputs \['y'\].*TensorRT 8\.6\.0.*ONNXRuntime.*TensorRT 10.*fixed"
+    ) as refused:
+        TensorRtBuilder().build(source, settings(), None, tmp_path / "plan")
+    assert refused.value.reason is Reason.OPERATOR_UNSUPPORTED
+    assert not (tmp_path / "plan").exists()
+    asked = world(MIDDLE)
+    asked.only_data_tells = True
+    TensorRtBuilder().build(source, settings(), None, tmp_path / "plan")
+    assert (tmp_path / "plan").exists()
+
+
 def test_what_tensorrt_said_of_a_build_that_failed_is_told(
     world: Callable[[str], World], source: Path, tmp_path: Path
 ) -> None:

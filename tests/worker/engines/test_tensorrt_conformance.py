@@ -26,11 +26,11 @@ CAPABILITIES = {
     "8.6.0": {"explicit_batch", "weak_types", "calibrators", "profile_sharing_by_feature"},
     "10.16.1.11": {
         "strong_typing_by_flag", "weak_types", "calibrators", "allocation_strategies", "sized_device_memory",
-        "progress_monitor", "parser_names_nodes", "integers_64", "contexts_beside_serving",
+        "progress_monitor", "parser_names_nodes", "integers_64", "data_shaped_outputs", "contexts_beside_serving",
     },
     "11.4.0.106": {
         "allocation_strategies", "sized_device_memory", "progress_monitor", "parser_names_nodes", "integers_64",
-        "contexts_beside_serving",
+        "data_shaped_outputs", "contexts_beside_serving",
     },
 }  # fmt: skip
 CORE = {
@@ -92,6 +92,7 @@ def test_objects_that_tensorrt_calls_can_be_made_and_answer(version: Version, ch
     assert got["logger"] == ["no memory"]
     assert got["recorder"] == [1, "lost", [["FAILED_EXECUTION", "lost"]], 0]
     assert got["place"] == [8192, [2, 3]]
+    assert got["code"] == "UNSUPPORTED_NODE"
     assert got.get("progress", [["Building (7 steps)"], True]) == [["Building (7 steps)"], True]
     if checked["capabilities"]["calibrators"]:
         assert got["Entropy"] == ["ENTROPY_CALIBRATION_2", 8, [4096]]
@@ -105,6 +106,8 @@ WRONG = {
     "a keyword that is none": ("config.set_flag(flags=trt.BuilderFlag.TF32)", "is called with"),
     "a member that is none": ("config.set_flag(trt.BuilderFlag.HALF)", "has no HALF"),
     "something of TensorRT's on who knows what": ("self._other.set_input_shape()", "of what?"),
+    "a method that is not called": ("size = network.get_input", "is a method, and is not called"),
+    "a property that is called": ("network.num_inputs()", "is a property, and is called"),
     "what only older ones have, with no look at the version": ("trt.IInt8EntropyCalibrator()", "IInt8EntropyCalib"),
 }
 

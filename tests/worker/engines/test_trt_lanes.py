@@ -193,14 +193,34 @@ def test_a_lane_that_nobody_refers_to_gives_everything_back(new):
     assert (new.gpu.contexts, new.gpu.graphs, new.gpu.used(), len(new.gpu.streams)) == (0, 0, 0, 0)
 
 
-def test_an_output_whose_shape_only_the_data_tells_is_answered_and_never_bound(world):
-    engine = world.load(mode="nonzero", outputs=[["y", "INT32", [2, -1]]])
-    lane = engine.create_lane()
-    for ones in (1, 3):
-        x = np.zeros((2, 4), np.float32)
-        x[1, :ones] = 1
-        assert np.array_equal(lane.run({"x": x}, allocate_anew)["y"], np.stack(np.nonzero(x)))
-    assert lane.bind({"x": x}, allocate_anew) is None
+ONLY_DATA_TELLS = {"mode": "nonzero", "outputs": [["y", "INT32", [2, -1]]]}
+
+
+def ones(count, rows):
+    x = np.zeros((rows, 4), np.float32)
+    x.ravel()[:count] = 1
+    return {"x": x}
+
+
+def test_an_output_whose_shape_only_the_data_tells_is_answered_and_never_bound(new):
+    lane = new.load(**ONLY_DATA_TELLS).create_lane()
+    for count, rows in ((1, 1), (3, 1), (7, 3), (5, 3), (2, 1)):  # after a run the context tells that run's shape
+        inputs = ones(count, rows)
+        assert np.array_equal(lane.run(inputs, allocate_anew)["y"], np.stack(np.nonzero(inputs["x"])))
+        assert lane.bind(inputs, allocate_anew) is None
+
+
+def test_below_10_an_engine_with_such_an_output_is_not_loaded(old):
+    with pytest.raises(CannotLoad, match=r"outputs \['y'\].*TensorRT 8\.6\.0.*ONNXRuntime"):
+        old.load(**ONLY_DATA_TELLS).create_lane()
+
+
+def test_an_output_of_which_two_shapes_are_told_is_not_answered(new):
+    lane = new.load(**ONLY_DATA_TELLS).create_lane()
+    lane.run(ones(3, 2), allocate_anew)
+    new.gpu.tells = (2, 9)
+    with pytest.raises(Recoverable, match=r"two shapes of output 'y', \[2, 3\] and \[2, 9\]"):
+        lane.run(ones(3, 2), allocate_anew)
 
 
 def test_the_tightest_profile_that_allows_the_shape_is_taken(world):

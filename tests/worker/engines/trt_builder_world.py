@@ -17,6 +17,60 @@ def members(*names: str) -> Any:
     return SimpleNamespace(**{name: SimpleNamespace(name=name) for name in names})
 
 
+class Code:
+    """The parser's, whose `name` is a method in 8.6."""
+
+    def __init__(self, name: str, old: bool) -> None:
+        self._name = name
+        self.name = (lambda: name) if old else name
+
+    def __str__(self) -> str:
+        return f"ErrorCode.{self._name}"
+
+
+class Engine:
+    """Of one input. `only_data_tells`: its output has no shape whatever the input's is."""
+
+    num_io_tensors, num_optimization_profiles, device_memory_size = 2, 1, 0
+
+    def __init__(self, trt: Any, inspector: Any, only_data_tells: bool) -> None:
+        self._trt, self._only_data_tells = trt, only_data_tells
+        self.create_engine_inspector = lambda: inspector
+
+    def get_tensor_name(self, index: int) -> str:
+        return "xy"[index]
+
+    def get_tensor_mode(self, name: str) -> Any:
+        return self._trt.TensorIOMode.INPUT if name == "x" else self._trt.TensorIOMode.OUTPUT
+
+    def get_tensor_dtype(self, _name: str) -> Any:
+        return self._trt.DataType.FLOAT
+
+    def get_tensor_location(self, _name: str) -> Any:
+        return self._trt.TensorLocation.DEVICE
+
+    def is_shape_inference_io(self, _name: str) -> bool:
+        return False
+
+    def get_tensor_shape(self, _name: str) -> tuple[int, ...]:
+        return (-1, 8)
+
+    def get_tensor_profile_shape(self, _name: str, _profile: int) -> Any:
+        return ((1, 8), (4, 8), (32, 8))
+
+    def create_execution_context_without_device_memory(self) -> Any:
+        shapes: dict[str, tuple[int, ...]] = {}
+
+        def set_input_shape(name: str, shape: tuple[int, ...]) -> bool:
+            shapes[name] = shape
+            return True
+
+        def get_tensor_shape(_name: str) -> tuple[int, ...]:
+            return (-1, 8) if self._only_data_tells else shapes["x"]
+
+        return SimpleNamespace(set_input_shape=set_input_shape, get_tensor_shape=get_tensor_shape)
+
+
 class Heir:
     def __init__(self) -> None:
         pass
@@ -52,7 +106,7 @@ class Config:
         return True
 
     def create_timing_cache(self, data: bytes) -> Any:
-        return SimpleNamespace(data=data, combine=lambda _other, _ignore: True)
+        return SimpleNamespace(data=data, combine=lambda _other, _ignore: True, serialize=lambda: data)
 
     def set_timing_cache(self, cache: Any, _ignore: bool) -> bool:
         self.cache = cache.data
@@ -82,13 +136,14 @@ class World(ModuleType):
     def __init__(self, version: str) -> None:
         super().__init__("tensorrt")
         self.__version__ = version
-        old = version.startswith("8.")
+        self.old = old = version.startswith("8.")
         self.said: Any = None
         self.errors: list[str] = []
         self.refuse: Any = lambda _nodes: []
         self.plans: list[bytes | None] = []  # of the next builds; afterwards all are well
         self.config = Config()
         self.batches = 0
+        self.only_data_tells = False
         self.ILogger = type("ILogger", (Heir,), {"ERROR": SimpleNamespace(name="ERROR")})
         self.IProgressMonitor = self.IInt8EntropyCalibrator2 = self.IInt8MinMaxCalibrator = Heir
         self.BuilderFlag = members("TF32", *(() if version.startswith("11.") else ("FP16", "INT8")))
@@ -100,6 +155,8 @@ class World(ModuleType):
         self.IExecutionContext = type("IExecutionContext", (), {})
         self.ParserError = type("ParserError", (), {} if old else {"node_name": 0})
         self.DataType = members("FLOAT", "HALF", *(() if old else ("INT64",)))
+        self.TensorIOMode = members("INPUT", "OUTPUT")
+        self.TensorLocation = members("DEVICE", "HOST")
         self.LayerType = members("CONSTANT")
         self.NetworkDefinitionCreationFlag = SimpleNamespace(EXPLICIT_BATCH=0, STRONGLY_TYPED=1)
         self.PreviewFeature = members("PROFILE_SHARING_0806")
@@ -126,7 +183,7 @@ class World(ModuleType):
                 name, operator = graph.node[node].name, graph.node[node].op_type
                 found.append(
                     SimpleNamespace(
-                        node=lambda node=node: node, code=lambda code=code: SimpleNamespace(name=code),
+                        node=lambda node=node: node, code=lambda code=code: Code(code, self.old),
                         desc=lambda text=text: text, node_name=lambda name=name: f"named {name}",
                         node_operator=lambda operator=operator: operator,
                     )
@@ -143,8 +200,7 @@ class World(ModuleType):
     def Runtime(self, _logger: Any) -> Any:
         layers = '{"Layers": [{"LayerType": "gemm", "Inputs": [{"Format/Datatype": "Row major linear FP32"}]}]}'
         inspector = SimpleNamespace(get_engine_information=lambda _format: layers)
-        engine = SimpleNamespace(create_engine_inspector=lambda: inspector)
-        return SimpleNamespace(deserialize_cuda_engine=lambda _data: engine)
+        return SimpleNamespace(deserialize_cuda_engine=lambda _data: Engine(self, inspector, self.only_data_tells))
 
     def _network(self, flags: int) -> Network:
         self.networks.append(Network(flags))

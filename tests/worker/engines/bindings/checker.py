@@ -198,7 +198,10 @@ class Checker:
             case ast.Constant(value=value):
                 return Known(value)
             case ast.Attribute(value=owner):
-                return self._attribute(node, self._value(owner, names), store=False)
+                value = self._attribute(node, self._value(owner, names), store=False)
+                if isinstance(value, Method):
+                    self._problem(node, f"{value.cls.__name__}.{node.attr} is a method, and is not called")
+                return value
             case ast.Call():
                 return self._call(node, names)
             case ast.BoolOp(op=operator, values=parts):
@@ -354,7 +357,7 @@ class Checker:
         return OurFunction(f"{key}.{name}")
 
     def _call(self, node: ast.Call, names: dict[str, Any]) -> Any:
-        function = self._value(node.func, names)
+        function = self._called(node.func, names)
         arguments = [self._value(argument, names) for argument in node.args]
         keywords = {k.arg: self._value(k.value, names) for k in node.keywords if k.arg is not None}
         starred = any(isinstance(a, ast.Starred) for a in node.args) or any(k.arg is None for k in node.keywords)
@@ -392,6 +395,14 @@ class Checker:
         if isinstance(node.func, ast.Name) and node.func.id == "next":
             return self._item(arguments[0]) if arguments else None
         return PLAIN if isinstance(node.func, ast.Name) and node.func.id in ("int", "str", "bool", "bytes") else None
+
+    def _called(self, node: ast.expr, names: dict[str, Any]) -> Any:
+        if not isinstance(node, ast.Attribute):
+            return self._value(node, names)
+        owner = self._value(node.value, names)
+        if isinstance(owner, Instance) and isinstance(inspect.getattr_static(owner.cls, node.attr, None), property):
+            self._problem(node, f"{owner.cls.__name__}.{node.attr} is a property, and is called")
+        return self._attribute(node, owner, store=False)
 
     def _checked(
         self,

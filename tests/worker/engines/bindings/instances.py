@@ -6,6 +6,7 @@ import importlib
 import json
 import logging
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 from trtmodel_worker.engines.tensorrt import callbacks, compat, listening
@@ -19,6 +20,7 @@ def main() -> None:
         trt = importlib.import_module("tensorrt_bindings")
     caps = compat.capabilities(trt)
     got: dict[str, Any] = {"logger": _logger(trt), "recorder": _recorder(trt), "place": _place(trt)}
+    got["code"] = compat.parser_code(SimpleNamespace(code=lambda: trt.ErrorCode.UNSUPPORTED_NODE))
     if caps.progress_monitor:
         phases: list[str] = []
         monitor = listening.progress_monitor(trt, phases.append)

@@ -64,6 +64,7 @@ class Gpu:
         self.enqueued = 0
         self.calls_after_poison = []
         self.capturable = True
+        self.tells = None  # the shape that a context tells, whatever the run's was
         self.lying_graphs = False  # graphs that compute something else
         self._armed = threading.local()
 

@@ -37,12 +37,15 @@ from trtmodel_worker.engines.tensorrt import (
     precision,
     shapes,
     summary,
+    tensors,
     timing,
 )
 from trtmodel_worker.engines.tensorrt.compat import (
     Builder,
     Capabilities,
     IBuilderConfig,
+    ICudaEngine,
+    IExecutionContext,
     IHostMemory,
     INetworkDefinition,
     OnnxParser,
@@ -167,6 +170,7 @@ class _Build:
                 raise _Refused(failure)
             raise failure
         data = bytes(memory)
+        told = self._inspect(data)
         plan.write_bytes(data)
         del monitor
         done: dict[str, str] = {
@@ -186,7 +190,7 @@ class _Build:
         if feed is not None:
             done |= {"calibrationMethod": self._method(), "calibrationBatches": str(feed.given)}
             feed.release()
-        return {**done, **self._inspect(data)}
+        return {**done, **told}
 
     def _parse(self, parser: OnnxParser) -> None:
         """From the file, not from its bytes: weights may lie in files beside it."""
@@ -203,7 +207,7 @@ class _Build:
                 name, operator = nodes[number].name or f"number {number}", nodes[number].op_type
             else:
                 name, operator = "", ""
-            problems.append(messages.ParserProblem(error.code().name, error.desc(), name, operator))
+            problems.append(messages.ParserProblem(compat.parser_code(error), error.desc(), name, operator))
         raise _Refused(messages.parser_refuses(problems, self._trt.__version__))
 
     def _configure(self, builder: Builder, config: IBuilderConfig, network: INetworkDefinition) -> int:
@@ -251,11 +255,29 @@ class _Build:
     def _inspect(self, data: bytes) -> Mapping[str, str]:
         """Of what the engine consists. It is loaded for that, while nothing else of the build is needed any more."""
         runtime = self._trt.Runtime(self._logger)
-        engine = runtime.deserialize_cuda_engine(data)
+        engine: ICudaEngine = runtime.deserialize_cuda_engine(data)
         if engine is None:
             raise messages.build_failed(self._said.errors, self._trt.__version__)
+        if not self._caps.data_shaped_outputs:
+            self._refuse_data_shaped(engine)
         text = engine.create_engine_inspector().get_engine_information(self._trt.LayerInformationFormat.JSON)
         return summary.summary(text)
+
+    def _refuse_data_shaped(self, engine: ICudaEngine) -> None:
+        """Raises Rejected for outputs that have no shape although all inputs have one. Where that cannot be told, the
+        gate's load refuses the engine."""
+        signature = tensors.read(self._trt, engine)
+        if all(-1 not in tensor.shape for tensor in signature.outputs):
+            return
+        context: IExecutionContext = compat.create_context_without_memory(self._trt, engine)
+        if context is None:
+            raise messages.build_failed(self._said.errors, self._trt.__version__)
+        ranges = zip(signature.inputs, signature.profiles[0].high, strict=True)  # a first context is at profile 0
+        if not all(context.set_input_shape(tensor.name, shape) for tensor, shape in ranges):
+            return
+        found = [tensor.name for tensor in signature.outputs if -1 in tuple(context.get_tensor_shape(tensor.name))]
+        if found:
+            raise Rejected(Reason.OPERATOR_UNSUPPORTED, messages.data_shaped(found, self._trt.__version__))
 
     def _key(self) -> str:
         identity = self._cuda.identity()

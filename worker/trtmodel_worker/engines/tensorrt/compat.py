@@ -73,6 +73,9 @@ class Capabilities:
     """An error of the ONNX parser names its node. Before that it has only the node's number in the graph."""
     integers_64: bool
     """Tensors of INT64 exist. Before 10 the parser makes INT32 of them, at inputs and outputs too."""
+    data_shaped_outputs: bool
+    """Outputs whose shape only the data tells are served. 8.6.0 was seen, on a GPU, to answer a run in the shape of an
+    earlier one, with nothing said; 9 was never seen."""
     contexts_beside_serving: bool
     """Creating a context releases the interpreter lock. Before 9 it stops every thread for as long as it takes."""
 
@@ -119,6 +122,7 @@ def capabilities(trt: Trt) -> Capabilities:
         progress_monitor=hasattr(trt.IBuilderConfig, "progress_monitor"),
         parser_names_nodes=hasattr(trt.ParserError, "node_name"),
         integers_64=hasattr(trt.DataType, "INT64"),
+        data_shaped_outputs=release >= (10,),
         contexts_beside_serving=release >= (9,),
     )
 
@@ -126,6 +130,11 @@ def capabilities(trt: Trt) -> Capabilities:
 def parse(version: str) -> tuple[int, ...]:
     """'10.16.1.11' -> (10, 16, 1, 11)."""
     return tuple(int(part) for part in re.findall(r"\d+", version)[:4])
+
+
+def parser_code(error: ParserError) -> str:
+    """'UNSUPPORTED_NODE'. In 8.6 alone, and of this enumeration alone, `name` is a method, and one that fails."""
+    return str(error.code()).rpartition(".")[2]
 
 
 def create_network(trt: Trt, builder: Builder, *, strongly_typed: bool) -> INetworkDefinition:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from trtmodel_worker.engines.base import EngineError
-from trtmodel_worker.engines.tensorrt import callbacks, compat
+from trtmodel_worker.engines.base import CannotLoad, EngineError
+from trtmodel_worker.engines.tensorrt import callbacks, compat, messages
 from trtmodel_worker.engines.tensorrt.compat import IExecutionContext
 from trtmodel_worker.engines.tensorrt.device import CudaError, Stream
 from trtmodel_worker.engines.tensorrt.loaded import Loaded
@@ -103,7 +103,8 @@ class Context:
         return context
 
     def use(self, shapes: Shapes) -> Mapping[str, Shape | None]:
-        """Set the inputs' shapes. The outputs' shapes by name; None where only the data tells."""
+        """Set the inputs' shapes. The outputs' shapes by name; None where only the data tells. Raises CannotLoad if
+        this TensorRT does not answer such an output reliably."""
         if shapes == self.shapes:
             return self._sizes
         context: IExecutionContext = self._context
@@ -115,7 +116,11 @@ class Context:
                 raise self._failure(f"input {tensor.name!r} cannot be of shape {list(shape)}")
         sizes: dict[str, Shape | None] = {}
         for tensor in signature.outputs:
-            found = tuple(int(size) for size in context.get_tensor_shape(tensor.name))
+            # Not asked again once it is known: after a run the context tells that run's shape, for other inputs too.
+            if tensor.name in self._places:
+                sizes[tensor.name] = None
+                continue
+            found = self._shape(tensor.name)
             if -1 in found:
                 sizes[tensor.name] = None
                 self._give_place(tensor.name)
@@ -133,10 +138,8 @@ class Context:
 
     def enqueue(self) -> None:
         """Start a run with what is in the inputs' places."""
-        for name, place in self._places.items():
-            # 8.6 was seen not to tell a shape again in the second run; what it told of the first one is wrong then.
-            place.shape = None
-            self._context.set_output_allocator(name, place)
+        for place in self._places.values():
+            place.shape = None  # what was told of an earlier run is never this one's answer
         if not self._context.execute_async_v3(self._place.stream.handle):
             raise self._failure("enqueue failed")
 
@@ -145,19 +148,28 @@ class Context:
         return bool(self._context.execute_async_v3(self._place.stream.handle))
 
     def produced(self, name: str) -> tuple[int, Shape]:
-        """Address and shape of an output whose shape only the data told, after the run."""
+        """Address and shape of an output whose shape only the data told, after the run. It was told once, and is asked
+        for once more: an answer in another run's shape would look like any other answer."""
         place = self._places[name]
         if place.shape is None:
             raise self._failure(f"TensorRT did not tell the shape of output {name!r}")
+        asked = self._shape(name)
+        if -1 not in asked and asked != place.shape:
+            text = f"TensorRT tells two shapes of output {name!r}, {list(place.shape)} and {list(asked)}"
+            raise self._failure(f"{text}: none of them is answered")
         return place.address, place.shape
 
     def free(self) -> None:
         with self._loaded.lock:
             del self._context
 
+    def _shape(self, name: str) -> Shape:
+        return tuple(int(size) for size in self._context.get_tensor_shape(name))
+
     def _give_place(self, name: str) -> None:
-        if name in self._places:
-            return
+        caps = compat.capabilities(self._loaded.trt)
+        if not caps.data_shaped_outputs:
+            raise CannotLoad(messages.data_shaped([name], caps.version))
 
         def reserve(size: int) -> int:
             try:

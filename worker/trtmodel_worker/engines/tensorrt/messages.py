@@ -60,6 +60,13 @@ def parser_refuses(problems: Sequence[ParserProblem], version: str) -> Rejected:
     return Rejected(reason, f"{what}: {listed}{more}: {out}", findings)
 
 
+def data_shaped(outputs: Sequence[str], version: str) -> str:
+    """Why an engine with these outputs is refused, and the ways out."""
+    what = f"only the data tells the shape of outputs {list(outputs)}, and TensorRT {version} was seen to answer such"
+    out = "use the runtime ONNXRuntime, an image with TensorRT 10 or newer, or give these outputs a fixed size"
+    return f"{what} outputs in the shape of an earlier run: {out}"
+
+
 def _is_unsupported(problem: ParserProblem) -> bool:
     return problem.code.startswith("UNSUPPORTED") or _UNSUPPORTED.search(problem.text) is not None
 
