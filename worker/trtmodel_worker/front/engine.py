@@ -223,10 +223,13 @@ class Engine:
             host, born, self.device_lost = replacement, time.monotonic(), False
 
     async def _restart(self) -> EngineHost:
-        other = self._elsewhere()
         payload = await self._payload()
+        other = self._elsewhere()
+        # Suspects run only where another host lives on: at a slow pace they would wait past their time limit.
+        awaited = self.scheduler.suspects_wait or (other is not None and other.suspects_wait)
+        paced = (self.alive or other is not None) and not awaited
         try:
-            return await self._start_host(payload, PACED_DUTY if self.alive or other is not None else 1.0)
+            return await self._start_host(payload, PACED_DUTY if paced else 1.0)
         finally:
             payload.close()
 

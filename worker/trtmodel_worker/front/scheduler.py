@@ -125,6 +125,11 @@ class Scheduler:
         return len(self._waiting) + len(self._suspects)
 
     @property
+    def suspects_wait(self) -> bool:
+        """Whether requests wait until so many hosts live that one may die of them."""
+        return self._suspects.waiting
+
+    @property
     def running(self) -> int:
         return sum(1 for lane in self._lanes.all if lane.attempt is not None)
 

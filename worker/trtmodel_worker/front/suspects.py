@@ -19,6 +19,11 @@ class Suspects:
     def __len__(self) -> int:
         return len(self._calls)
 
+    @property
+    def waiting(self) -> bool:
+        """Whether one of them still wants an answer."""
+        return any(not call.done for call in self._calls)
+
     def extend(self, calls: Iterable[Call]) -> None:
         for call in calls:
             call.alone = True
