@@ -80,12 +80,14 @@ class Routes:
 class DesiredModel:
     """Everything that a worker should hold and route for one model. Engines that are not listed are released.
     A changed `window` starts new counters. `may_drain`: other workers serve, so this one may leave service for as
-    long as it takes to change engines, if memory does not hold both."""
+    long as it takes to change engines, if memory does not hold both. `baseline` is a window that stays in the report
+    however many follow it: what stable did before the rollout."""
 
     engines: tuple[DesiredEngine, ...]
     routes: Routes
     window: str
     may_drain: bool = field(default=False, metadata=LATER)
+    baseline: str = field(default="", metadata=LATER)
 
 
 @dataclass(frozen=True)

@@ -67,6 +67,8 @@ ENDS: dict[str, str] = {
     "first rollout without workers": "a Serving: Promoted",
     "fleet of one, good update": "b Serving: Promoted, Promoted",
     "fleet of one, slow update": "a TooSlow: RolledBack, Promoted",
+    "fleet of one, more steps than a worker keeps windows": "b Serving: Promoted, Promoted",
+    "fleet of one, worker lost": "a ProgressDeadlineExceeded: RolledBack, Promoted",
 }
 
 

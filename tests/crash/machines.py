@@ -183,8 +183,10 @@ class Worker:
             for e in desired.engines
         }
         if desired.window not in self.windows:
-            newest = list(self.windows.items())[-(WINDOWS_KEPT - 1) :]
-            self.windows = dict(newest) | {desired.window: {}}
+            beside = {desired.baseline} - {""}
+            newest = [w for w in self.windows if w not in beside][-(WINDOWS_KEPT - 1) :]
+            kept = {w: c for w, c in self.windows.items() if w in beside or w in newest}
+            self.windows = kept | {desired.window: {}}
             self.counted = {w: self.counted.get(w, {}) for w in self.windows}
 
     def settle(self, world: Surroundings) -> None:
@@ -311,7 +313,7 @@ class Worker:
             left(self.candidate_until) if self.desired and self.desired.routes.candidate else 0.0,
             self.pointer_sequence,
             self.restarts,
-            None if self.restarted_at is None else self.restarted_at - now,
+            None if self.restarted_at is None else now - self.restarted_at,
             None if self.leaves_at is None else left(self.leaves_at),
             self.reachable,
             self.lie,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from machines import KEY, Source
+from machines import KEY, WINDOWS_KEPT, Source
 from trtmodel_contract.jobs import Reason
 from trtmodel_operator.ports import ClusterError, Conflict
 from trtmodel_operator.queue import BACKOFF_FIRST, BACKOFF_MOST
@@ -374,6 +374,12 @@ OTHER_SPECS: dict[str, tuple[dict[str, Any], Script]] = {
     "first rollout without workers": (_NONE, ((phase("ScaledToZero"), edits(serving__replicas=2)),)),
     "fleet of one, good update": (_ALONE, ((_UP, applies(B)),)),
     "fleet of one, slow update": (_ALONE, ((_UP, applies("s3://m/slow")),)),
+    "fleet of one, more steps than a worker keeps windows": (
+        {**_ALONE, "rollout": {**SPEC["rollout"], "steps": [{"workers": 1, "hold": "10s"}] * (WINDOWS_KEPT + 1)}},
+        ((_UP, applies(B)),),
+    ),
+    # Its figures went with it: nothing is left to compare the candidate with, and what is not proved is not promoted.
+    "fleet of one, worker lost": (_ALONE, ((_UP, applies(B)), (in_step(0), kills(True)))),
 }
 ALL = [*SCENARIOS, *OTHER_SPECS]
 

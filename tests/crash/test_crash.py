@@ -16,9 +16,6 @@ from world import Ports
 
 AWAY = (2.0, 20.0, 45.0, 3600.0)  # seconds; every third world is continued after one of them, and all after none
 
-# A worker keeps four windows: after some absences there is nothing left to compare with, and the candidate goes back.
-SHORT_MEMORY = ("fleet of one, good update",)
-
 
 class Recorded(Ports):
     """Keeps the world before and after each call, where it differs from the last one that was kept."""
@@ -68,7 +65,7 @@ def test_a_crash_before_or_after_any_call_changes_nothing_about_the_end(
     for i, (where, run) in enumerate(kept):
         run.idle = 0
         ends_as(name, exact, run.fork(), outcome(whole.world), where)
-        if i % 3 or name in SHORT_MEMORY:
+        if i % 3:
             continue
         away, back = AWAY[i // 3 % len(AWAY)], run.fork()
         back.pass_time(away)

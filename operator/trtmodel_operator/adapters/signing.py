@@ -158,7 +158,7 @@ def desired_request(signer: Signer, model: ModelRef, sequence: int, signal: Sign
         DesiredEngine(e.role, _signed(signer, model, e.revision, e.manifest_digest)) for e in signal.engines
     )
     routes = Routes(signal.stable, signal.candidate, signal.weight)
-    desired = DesiredModel(engines, routes, signal.window, signal.may_drain)
+    desired = DesiredModel(engines, routes, signal.window, signal.may_drain, signal.baseline)
     return DesiredRequest(DesiredState(Fence(model.uid, sequence), {model.name: desired}))
 
 

@@ -219,7 +219,10 @@ def _signal(turn: Turn, worker: ObservedWorker, tries: bool) -> Signal | None:
     if second is not None and other and other != digest:
         engines.append(PlannedEngine(role, second.revision, other))
     weight = 100 if route else 0
-    return Signal(worker.pod, worker.uid, worker.ip, tuple(engines), digest, route, weight, memory.window)
+    baseline = memory.step.baseline if memory.step is not None else ""
+    return Signal(
+        worker.pod, worker.uid, worker.ip, tuple(engines), digest, route, weight, memory.window, baseline=baseline
+    )
 
 
 def _route(turn: Turn, worker: ObservedWorker) -> str:

@@ -74,7 +74,7 @@ class PlannedEngine:
 @dataclass(frozen=True)
 class Signal:
     """What one worker should hold and route. Signed and sent by the adapter. `may_drain`: others serve, so that it may
-    leave service to change engines where memory holds one."""
+    leave service to change engines where memory holds one. `baseline`: the window of before the rollout, to be kept."""
 
     pod: str
     uid: str
@@ -85,6 +85,7 @@ class Signal:
     weight: int
     window: str
     may_drain: bool = False
+    baseline: str = ""
 
 
 Action = CreateJob | DeleteJob | ApplyPointer | ApplyWorkload | DeleteWorkload | Signal

@@ -53,6 +53,18 @@ def test_a_pointer_counts_if_it_is_newer_whatever_brought_the_held_word() -> Non
         assert [pointer_counts(held, s) for s in (6, 7, 8)] == [False, False, True]
 
 
+def test_the_window_to_compare_with_is_kept_however_many_follow_it() -> None:
+    windows = Windows()
+    windows.roll("before")
+    windows.counters("a").count_ok("1", 0.001)
+    for i in range(10):
+        windows.roll(f"w{i}", "before")
+    assert set(windows.snapshot()) == {"before", "w6", "w7", "w8", "w9"}
+    assert windows.snapshot()["before"]["a"].ok == 1
+    windows.roll("w10")
+    assert set(windows.snapshot()) == {"w7", "w8", "w9", "w10"}, "after the rollout it is a window like others"
+
+
 def test_windows_count_apart_and_the_newest_are_kept() -> None:
     windows = Windows()
     for i in range(KEPT_WINDOWS + 2):

@@ -62,6 +62,7 @@ def check(request: DesiredRequest, model: DesiredModel) -> None:
         ("fence.sequence", request.desired.fence.sequence, 0, _MOST_SEQUENCE),
         ("candidateTtlSeconds", request.candidate_ttl_seconds, 1, _MOST_TTL_SECONDS),
         ("length of window", len(model.window), 0, _MOST_WINDOW_CHARACTERS),
+        ("length of baseline", len(model.baseline), 0, _MOST_WINDOW_CHARACTERS),
         ("number of engines", len(model.engines), 1, _MOST_ENGINES),
     )
     for what, value, low, high in bounds:

@@ -93,12 +93,12 @@ class Swapper:
         good)."""
         for engine in model.engines:
             self._list(engine)
-        changed = self._wanted is None or replace(model, window=self._wanted.window) != self._wanted
+        changed = self._wanted is None or _without_windows(model) != _without_windows(self._wanted)
         for entry in self._entries.values():
             entry.asked_anew(changed=changed)
         self._wanted = model
         if model.window != self._windows.current:
-            self._windows.roll(model.window)
+            self._windows.roll(model.window, model.baseline)
         self._on_change()
         self.renew(candidate_ttl)
         if self._preparing is not None and self._yields(self._preparing[0]):
@@ -376,3 +376,8 @@ class Swapper:
         if engine is not None:
             await engine.close(self._drain_seconds)
             log.info("revision %s was released", engine.revision)
+
+
+def _without_windows(model: DesiredModel) -> DesiredModel:
+    """What is asked of the engines: under which window attempts are counted is not."""
+    return replace(model, window="", baseline="")

@@ -77,19 +77,22 @@ class Mirror:
 
 
 class Windows:
-    """The newest windows. An attempt belongs to the window in which it was routed."""
+    """The newest windows, and the one that they are compared with. An attempt belongs to the window in which it was
+    routed."""
 
     def __init__(self) -> None:
         self.current = ""
         self._windows: dict[str, dict[str, Counters]] = {self.current: {}}
 
-    def roll(self, window: str) -> None:
-        """Count into `window` from now on. A window that is still kept goes on where it was."""
+    def roll(self, window: str, baseline: str = "") -> None:
+        """Count into `window` from now on. A window that is still kept goes on where it was. `baseline` is kept beside
+        the newest: with a single worker, candidates are compared with it, also after a fourth step."""
         counters = self._windows.pop(window, {})
         self._windows[window] = counters
         self.current = window
-        while len(self._windows) > KEPT_WINDOWS:
-            del self._windows[next(iter(self._windows))]
+        others = [kept for kept in self._windows if not baseline or kept != baseline]
+        for old in others[:-KEPT_WINDOWS]:
+            del self._windows[old]
 
     def counters(self, digest: str) -> Counters:
         window = self._windows[self.current]
