@@ -95,7 +95,7 @@ def test_an_old_leader_that_wakes_up_in_mid_pass_changes_nothing_about_the_end(
             ends_as(name, ends, run, expected, f"paused at {call} of pass {i}")
     record_property("simulated rollouts", ends.runs)
     print(f"{name}: {ends.runs} runs, {ends.passes} passes, stood still in {stood}")
-    assert stood >= 0.9 * n > 0
+    assert stood == n > 0
 
 
 @pytest.mark.parametrize("name", ["first rollout", "good update", "slow update", "a to b to a"])

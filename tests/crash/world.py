@@ -14,7 +14,8 @@ from __future__ import annotations
 import copy
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 from machines import GRACE_SECONDS, KEY, UID, Source, Worker, load_key, read_pointer, text_of
 from trtmodel_contract.codec import dumps, encode, loads, sha256_hex
@@ -37,6 +38,8 @@ from trtmodel_contract.signing import Signature
 from trtmodel_operator.manifests import LABEL_TARGET
 from trtmodel_operator.model import Decision, Memory
 from trtmodel_operator.ports import ClusterError, Conflict, Json, Key, WorkerError
+
+T = TypeVar("T")
 
 JOB_SECONDS, JOB_TRIES = 6.0, 3
 TRAFFIC = 20
@@ -98,14 +101,15 @@ class World:
         return other
 
     def state(self) -> tuple[object, ...]:
-        """All that the future depends on, with times relative to now: two worlds of one state have one future."""
+        """All that the future depends on, with times as ages (-1 and -2 have one hash): worlds of one state have one
+        future."""
         now, rollout, meta = self.time, self.rollout, (self.model or {}).get("metadata", {})
         step = rollout["step"] or {"beganAt": 0, "seenAt": 0, "baseline": ""}
         windows = {rollout["window"], step["baseline"]}
         times = (step["beganAt"], step["seenAt"], rollout["waitedAt"])
         return (
             self._memory_mark,
-            tuple(at and at - now for at in times),
+            tuple(at and now - at for at in times),
             (meta.get("generation"), "deletionTimestamp" in meta, str(meta.get("annotations"))),
             frozenset(self._marks.items()),
             tuple((name, max(0.0, at - now), tries) for name, (at, tries) in self.due.items()),
@@ -507,67 +511,50 @@ class Ports:
         """The process may end or wait here, with the call not made."""
 
     async def after(self, call: str) -> None:
-        """Or here, with the call made and its answer not seen."""
+        """Or here, with the call made and its answer not seen, be it an error."""
+
+    async def _call(self, call: str, act: Callable[[], T]) -> T:
+        await self.before(call)
+        try:
+            return act()
+        finally:
+            await self.after(call)
 
     async def get_model(self, key: Key) -> Json | None:
-        await self.before("get_model")
-        found = self.world.model
-        await self.after("get_model")
-        return found
+        return await self._call("get_model", lambda: self.world.model)
 
     async def list_models(self) -> Mapping[Key, str]:
         return {KEY: str(self.world.model["metadata"]["resourceVersion"])} if self.world.model else {}
 
     async def children(self, key: Key) -> Mapping[str, Sequence[Json]]:
-        await self.before("children")
-        found = self.world.children()
-        await self.after("children")
-        return found
+        return await self._call("children", self.world.children)
 
     async def write_memory(self, key: Key, resource_version: str, rollout: Json) -> str:
-        await self.before("write_memory")
-        version = self.world.write_memory(resource_version, rollout)
-        await self.after("write_memory")
-        return version
+        return await self._call("write_memory", lambda: self.world.write_memory(resource_version, rollout))
 
     async def write_status(self, key: Key, status: Json) -> None:
-        await self.before("write_status")
-        self.world.write_status(status)
-        await self.after("write_status")
+        await self._call("write_status", lambda: self.world.write_status(status))
 
     async def apply(self, manifest: Json) -> None:
-        await self.before("apply")
-        self.world.apply(manifest)
-        await self.after("apply")
+        await self._call("apply", lambda: self.world.apply(manifest))
 
     async def create_job(self, manifest: Json) -> None:
-        await self.before("create_job")
-        self.world.create_job(manifest)
-        await self.after("create_job")
+        await self._call("create_job", lambda: self.world.create_job(manifest))
 
     async def delete_job(self, key: Key, name: str) -> None:
-        await self.before("delete_job")
-        self.world.delete_job(name)
-        await self.after("delete_job")
+        await self._call("delete_job", lambda: self.world.delete_job(name))
 
     async def delete_workload(self, key: Key, name: str) -> None:
-        await self.before("delete_workload")
-        self.world.delete_workload(name)
-        await self.after("delete_workload")
+        await self._call("delete_workload", lambda: self.world.delete_workload(name))
 
     async def post_event(self, regarding: Json, reason: str, message: str, *, warning: bool) -> None:
         self.world.events = (*self.world.events, reason)
 
     async def report(self, ip: str, uid: str) -> Report:
-        await self.before("report")
-        found = self.world.report(uid)
-        await self.after("report")
-        return found
+        return await self._call("report", lambda: self.world.report(uid))
 
     async def send(self, ip: str, uid: str, request: DesiredRequest) -> None:
-        await self.before("send")
-        self.world.send(uid, request)
-        await self.after("send")
+        await self._call("send", lambda: self.world.send(uid, request))
 
     def follow(self, key: Key, workers: Mapping[str, tuple[str, int]]) -> None:
         pass
