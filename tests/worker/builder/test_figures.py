@@ -142,3 +142,22 @@ def test_a_label_that_is_no_class_is_refused() -> None:
     for labels in (np.array([4]), np.array([-1])):
         with pytest.raises(Rejected, match="classes 0 to 3"):
             Top1Counts(labelled=True).add(np.eye(4)[:1], np.eye(4)[:1], labels)
+
+
+def test_samples_to_which_the_reference_has_no_answer_prove_nothing() -> None:
+    nothing = np.full_like(REFERENCE, np.nan)
+    blank = summed(nothing, nothing.copy()).figures()
+    assert (blank.cosine_mean, blank.relative_rmse, blank.vectors) == (None, None, 0)
+    half = summed(np.concatenate([nothing, REFERENCE]), np.concatenate([nothing, ENGINE])).figures()
+    whole = summed(REFERENCE, ENGINE).figures()
+    assert half.vectors == whole.vectors
+    assert half.relative_rmse == pytest.approx(whole.relative_rmse)
+    assert half.cosine_mean == pytest.approx(whole.cosine_mean)
+
+
+def test_scores_and_labels_that_are_no_numbers_are_refused() -> None:
+    scores = np.array([[0.5, np.nan], [0.1, 0.9]], np.float32)
+    with pytest.raises(Rejected, match="answers NaN to 1 of 2 samples"):
+        Top1Counts(labelled=False).add(scores, scores, None)
+    with pytest.raises(Rejected, match="labels hold NaN"):
+        OutputSums().add_truth(REFERENCE[:2, :1], ENGINE[:2, :1], np.array([1.0, np.nan]))

@@ -35,6 +35,12 @@ def test_values_that_are_no_number_have_no_say(tmp_path: Path) -> None:
         assert (found.low, found.high) == (-2, 1)
 
 
+def test_a_range_of_values_of_which_none_is_a_number_is_not_guessed(tmp_path: Path) -> None:
+    for method in calibrate.METHODS:
+        with pytest.raises(Rejected, match="every value of 'x' is NaN or infinite"):
+            ranges(tmp_path, method, np.array([np.nan, np.inf]))
+
+
 @pytest.mark.parametrize("method", calibrate.METHODS)
 def test_neither_the_order_of_batches_nor_their_number_changes_a_range(tmp_path: Path, method: str) -> None:
     values = np.random.default_rng(0).normal(size=4_096)

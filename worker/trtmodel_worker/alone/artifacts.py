@@ -21,7 +21,7 @@ from trtmodel_contract.keeping import Cause, Revocation
 from trtmodel_contract.manifest import Manifest
 
 from trtmodel_worker.alone.home import Home, default_home
-from trtmodel_worker.alone.say import say
+from trtmodel_worker.alone.say import name, say
 from trtmodel_worker.builder import collect, copying
 from trtmodel_worker.storage import ArtifactStore, NotFound, StorageError
 
@@ -107,7 +107,7 @@ def _of_manifest(data: bytes) -> str:
         manifest = loads(Manifest, data)
     except DocumentError:
         return "unreadable"
-    return f"{manifest.created_at} {manifest.plan.size:,} bytes"
+    return f"{name(manifest.created_at)} {manifest.plan.size:,} bytes"
 
 
 def _copy(options: argparse.Namespace, home: Home) -> int:

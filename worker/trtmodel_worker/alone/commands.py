@@ -10,7 +10,7 @@ from trtmodel_contract.jobs import Reason
 
 from trtmodel_worker.alone import engine, report, tell
 from trtmodel_worker.alone.home import Home
-from trtmodel_worker.alone.say import say
+from trtmodel_worker.alone.say import name, say
 from trtmodel_worker.alone.shapes import BadShape
 from trtmodel_worker.builder.process import StageDied
 from trtmodel_worker.engines.building import Rejected
@@ -63,9 +63,11 @@ def _build(_options: argparse.Namespace, wanted: engine.Wanted, home: Home) -> i
 def _verify(options: argparse.Namespace, wanted: engine.Wanted, home: Home) -> int:
     task = Task(options.task)
     limits = Thresholds(options.top1_delta, options.rmse_increase, options.cosine)
+    if options.report is not None:
+        report.require_writable(options.report)  # before an hour of work
     checked = engine.check(wanted, home, task)
     ended = engine.verify(checked, home, options.dataset, options.samples, task, limits, say)
-    print(f"{ended.reason.value}: {ended.message}")
+    print(f"{ended.reason.value}: {name(ended.message)}")
     if options.report is not None and ended.result.artifact.figures is not None:
         report.write(ended.result.artifact.figures, limits, home, options.report)
     return _GATE_EXITS.get(ended.reason, JobExit.INCONCLUSIVE)

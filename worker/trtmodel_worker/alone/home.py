@@ -11,7 +11,7 @@ import contextlib
 import fcntl
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,7 +30,8 @@ DEFAULT_CACHE_BYTES = 20 << 30
 
 
 def default_home() -> Path:
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    """With a "~" that may be unknown: a container's user need not have a home."""
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(cache) / "trtmodel" / NAMESPACE
 
 
@@ -95,19 +96,19 @@ class Home:
     def data(self, what: str, named: str) -> tuple[Fetched, str]:
         """A local copy of a data set, and the URI by which it is fetched again: a file as `fetch` takes it, or a folder
         of npz files. Raises StorageError."""
-        local = "://" not in named and Path(named).expanduser().is_dir()
+        local = "://" not in named and _is(_path(named).is_dir)
         if not local and not named.endswith("/"):
             fetched = self.fetch(what, named)
             return fetched, f"file://{fetched.path}"
-        uri = f"file://{Path(named).expanduser().absolute()}/" if local else named
+        uri = f"file://{_path(named)}/" if local else named
         with _said(what, uri):
             folder = fetch_folder(uri, _as_the_aws_command(), None, self.files, SHARD)
         return folder, f"file://{folder.path}/"
 
     def source(self, what: str, named: str) -> Source:
         """The same of a model and its external data. `named` may be a folder, too: one that holds one model."""
-        folder = "://" not in named and Path(named).expanduser().is_dir()
-        uri = f"file://{Path(named).expanduser().absolute()}/" if folder else named
+        folder = "://" not in named and _is(_path(named).is_dir)
+        uri = f"file://{_path(named)}/" if folder else named
         uri = uri if "://" in uri else _file_uri(what, named)
         with _said(what, uri):
             return fetch_source(uri, _as_the_aws_command(), None, self.files)
@@ -131,10 +132,25 @@ def _said(what: str, uri: str) -> Iterator[None]:
         raise
 
 
+def _path(named: str) -> Path:
+    path = Path(named)
+    with contextlib.suppress(RuntimeError):  # nobody's home: a name as any other
+        path = path.expanduser()
+    return path.absolute()
+
+
+def _is(question: Callable[[], bool]) -> bool:
+    """Of a path that may be one that no disk can hold, or that may not be looked at."""
+    try:
+        return question()
+    except OSError:
+        return False
+
+
 def _file_uri(what: str, named: str) -> str:
-    path = Path(named).expanduser().absolute()
-    if path.is_dir():
+    path = _path(named)
+    if _is(path.is_dir):
         raise StorageError(Reason.SOURCE_NOT_FOUND, f"{what}: {named} is a directory: name one file")
-    if not path.exists():
+    if not _is(path.exists):
         raise NotFound(f"{what}: there is no file {named} (looked for {path})")
     return f"file://{path}"

@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import logging
+import math
+import os
 import re
 import signal
 import subprocess
@@ -40,15 +43,30 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     signal.signal(signal.SIGTERM, _interrupt)
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(message)s")
-    home = Home(options.cache.expanduser().absolute())
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # names of models and files are of any script
+    try:
+        cache = options.cache.expanduser().absolute()
+    except RuntimeError:
+        say(f"{options.cache}: no such home directory is known: name a directory with --cache")
+        return EXIT_USAGE
+    home = Home(cache)
     try:
         with home.in_use():
             code = _run(options, home)
+        sys.stdout.flush()
     except KeyboardInterrupt:
         say("interrupted")
         code = EXIT_INTERRUPTED
     except StorageError as e:
         say(e.message)
+        code = EXIT_FAILED
+    except BrokenPipeError:  # who reads the output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python still flushes at its end
+        code = EXIT_FAILED
+    except OSError as e:
+        where = f" ({e.filename})" if e.filename else ""
+        say(f"{e.strerror or e}{where}: is there space and permission, in {cache} and where the output goes?")
         code = EXIT_FAILED
     return code
 
@@ -141,15 +159,16 @@ def _parser() -> argparse.ArgumentParser:
     verify.add_argument(
         "--dataset",
         required=True,
+        type=_named,
         help="npz, or a folder of them: arrays named as the inputs, optional labels; path or URI",
     )
     verify.add_argument("--report", type=Path, metavar="FILE", help="write what was measured: HTML, or *.json")
     verify.add_argument("--samples", type=_number(1, 10_000_000), default=2000, metavar="N")
     verify.add_argument("--task", choices=[task.value for task in Task], default=Task.RAW.value)
     limits = Thresholds()
-    verify.add_argument("--top1-delta", type=float, default=limits.top1_delta, metavar="SHARE")
-    verify.add_argument("--rmse-increase", type=float, default=limits.rmse_increase, metavar="SHARE")
-    verify.add_argument("--cosine", type=float, default=limits.cosine, metavar="LEAST")
+    verify.add_argument("--top1-delta", type=_limit(1, above=True), default=limits.top1_delta, metavar="SHARE")
+    verify.add_argument("--rmse-increase", type=_limit(10), default=limits.rmse_increase, metavar="SHARE")
+    verify.add_argument("--cosine", type=_limit(1), default=limits.cosine, metavar="LEAST")
     server = _model_command(commands, "serve", "build if need be, and answer the Open Inference Protocol v2")
     server.description = (
         "Serves the model until Ctrl-C. No signature of an operator is checked, as there is none. Other settings of "
@@ -170,7 +189,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _model_command(commands: Any, name: str, text: str) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text)
-    parser.add_argument("model", help="an ONNX file: a path, or an s3://, https:// or file:// URI")
+    parser.add_argument("model", type=_named, help="an ONNX file: a path, or an s3://, https:// or file:// URI")
     parser.add_argument("--runtime", default="ONNXRuntime", help="default: %(default)s")
     parser.add_argument("--precision", choices=PRECISIONS, default="FP32", help="default: %(default)s")
     parser.add_argument("--calibration", default="", metavar="NPZ", help="data for INT8, as --dataset")
@@ -196,6 +215,27 @@ def _number(low: int, high: int) -> Callable[[str], int]:
         return int(text)
 
     return read
+
+
+def _limit(most: float, *, above: bool = False) -> Callable[[str], float]:
+    """As the CRD has it: from 0 to `most`; not 0 itself where `above`."""
+
+    def read(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not 0 <= value <= most or (above and value == 0):  # NaN is in no range
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number {'above' if above else 'from'} 0 to {most:g}")
+        return value
+
+    return read
+
+
+def _named(text: str) -> str:
+    if not text:
+        raise argparse.ArgumentTypeError("it is empty: name a file")
+    return text
 
 
 def _contexts(text: str) -> str:

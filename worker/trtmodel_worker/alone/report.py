@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from pathlib import Path
 
 from trtmodel_contract.codec import loads
@@ -14,6 +15,16 @@ from trtmodel_worker.builder.report import Report, render
 
 class Unwritable(Exception):
     """The file cannot be written. The text says why."""
+
+
+def require_writable(target: Path) -> None:
+    """Raises Unwritable where `write` could not."""
+    folder = target.parent
+    if target.is_dir() or not folder.is_dir():
+        why = "it is a directory" if target.is_dir() else f"there is no directory {folder}"
+        raise Unwritable(f"--report {target} cannot be written: {why}")
+    if not os.access(target if target.exists() else folder, os.W_OK):
+        raise Unwritable(f"--report {target} cannot be written: permission denied")
 
 
 def write(figures: GateFigures, limits: Thresholds, home: Home, target: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from trtmodel_contract.codec import encode
 
 from trtmodel_worker.alone.engine import Checked
+from trtmodel_worker.alone.say import name, plain
 from trtmodel_worker.engines.building import Finding, Rejected
 
 
@@ -20,15 +21,15 @@ def as_text(model: str, checked: Checked, digest: str | None) -> str:
         f"graph  {report.nodes:,} nodes, IR {report.ir_version}, opset {', '.join(report.opsets)}, "
         f"{report.weight_bytes:,} bytes of weights{', quantized' if report.quantized else ''}"
     )
-    lines += [f"input  {t.name} {t.datatype} {list(t.dims)}" for t in checked.graph.inputs]
-    lines += [f"output {t.name} {t.datatype} {list(t.dims)}" for t in checked.graph.outputs]
+    lines += [f"input  {name(t.name)} {t.datatype} {list(t.dims)}" for t in checked.graph.inputs]
+    lines += [f"output {name(t.name)} {t.datatype} {list(t.dims)}" for t in checked.graph.outputs]
     for profile in checked.settings.profiles:
-        lines += [f"served {name} from {list(r.min)} to {list(r.max)}" for name, r in profile.inputs.items()]
+        lines += [f"served {name(i)} from {list(r.min)} to {list(r.max)}" for i, r in profile.inputs.items()]
     if report.findings:
         lines.append(findings(report.findings))
     built = f"engine {digest}" if digest else "not built yet"
     lines.append(f"revision {checked.revision} in {checked.settings.precision} for {checked.load_key}: {built}")
-    return "\n".join(lines)
+    return plain("\n".join(lines))
 
 
 def findings(found: Sequence[Finding]) -> str:
@@ -37,7 +38,7 @@ def findings(found: Sequence[Finding]) -> str:
         lines.append(f"{finding.severity.value:7} {finding.reason.value}: {finding.message}")
         if finding.way_out:
             lines.append(f"        way out: {finding.way_out}")
-    return "\n".join(lines)
+    return plain("\n".join(lines))
 
 
 def as_json(model: str, checked: Checked, digest: str | None) -> str:

@@ -14,6 +14,8 @@ from trtmodel_worker.engines.base import Array
 from trtmodel_worker.engines.building import Rejected
 
 Wide = NDArray[np.float64]
+# reference, engine, cosine of each vector, whether the engine's is broken, whether the reference's has a finite value
+_Pair = tuple[Wide, Wide, Wide, NDArray[np.bool_], NDArray[np.bool_]]
 
 
 class OutputSums:
@@ -34,17 +36,19 @@ class OutputSums:
 
     def add(self, reference: Array, engine: Array, rows: int) -> Wide:
         """One batch of samples. Returns the error of each vector relative to the reference's length; infinite where it
-        cannot be told."""
+        cannot be told, 0 where the reference has no finite value: such a sample says nothing, and is not counted."""
         pair = self._compare(reference, engine, rows)
         if pair is None:
             return np.full(rows, np.inf)
-        expected, found, cosines, broken = pair
+        expected, found, cosines, broken, told = pair
         squares = ((expected - found) ** 2).sum(axis=1)
-        self._distances.add(1 - cosines)
-        self._squares.add(squares)
-        self._squared_error += float(squares.sum())
-        self._add_deviation(expected)
-        self._watch(expected, found)
+        if told.any():
+            self._cosine_worst = min(self._cosine_worst, float(cosines[told].min()))
+            self._distances.add(1 - cosines[told])
+            self._squares.add(squares[told])
+            self._squared_error += float(squares[told].sum())
+            self._add_deviation(expected[told])
+            self._watch(expected[told], found[told])
         lengths = np.linalg.norm(expected, axis=1)
         with np.errstate(invalid="ignore", divide="ignore"):
             relative = np.where(squares == 0, 0.0, np.sqrt(squares) / lengths)
@@ -66,11 +70,14 @@ class OutputSums:
         self._least_agreement = min(self._least_agreement, float(cosines.mean()))
 
     def add_truth(self, reference: Array, engine: Array, labels: Array) -> None:
-        """Labels of a regression. Raises Rejected if they are not of the output's size."""
+        """Labels of a regression. Raises Rejected if they are not of the output's size, or no numbers."""
         if reference.size != labels.size:
             text = f"labels of {labels.shape[1:]} per sample do not fit an output of {reference.shape[1:]}"
             raise Rejected(Reason.DATASET_INVALID, text)
         truth = _wide(labels, len(labels))
+        if not np.isfinite(truth).all():
+            text = "labels hold NaN or infinite values, from which no error can be told"
+            raise Rejected(Reason.DATASET_INVALID, f"{text}: leave such samples out")
         with np.errstate(invalid="ignore", over="ignore"):
             before = ((_wide(reference, len(labels)) - truth) ** 2).sum(axis=1)
             same = engine.size == labels.size
@@ -111,7 +118,7 @@ class OutputSums:
         variance = before.relative_variance() + after.relative_variance() - 2 * together
         return math.sqrt(max(0.0, variance) / max(1, before.count - 1)) / 2 if math.isfinite(variance) else math.inf
 
-    def _compare(self, reference: Array, engine: Array, rows: int) -> tuple[Wide, Wide, Wide, NDArray[np.bool_]] | None:
+    def _compare(self, reference: Array, engine: Array, rows: int) -> _Pair | None:
         if reference.shape != engine.shape:
             self._cosine_worst, self._max_abs = 0.0, math.inf
             self._squared_error = math.inf
@@ -128,8 +135,8 @@ class OutputSums:
         cosines[broken.any(axis=1)] = 0.0
         if found.size:
             self._max_abs = max(self._max_abs, float(np.abs(expected - found).max()))
-        self._cosine_worst = min(self._cosine_worst, float(cosines.min()))
-        return expected, found, cosines, np.asarray(broken.any(axis=1))
+        told = known.any(axis=1) if known.shape[1] else np.ones(vectors, np.bool_)
+        return expected, found, cosines, np.asarray(broken.any(axis=1)), np.asarray(told)
 
     def _add_deviation(self, expected: Wide) -> None:
         """Chan's update of mean and deviation: sums of squares lose all digits of outputs far from zero."""
@@ -191,7 +198,11 @@ class Top1Counts:
         self._only_reference_right, self._only_engine_right = 0, 0
 
     def add(self, reference: Array, engine: Array, labels: Array | None) -> None:
-        """Raises Rejected for a label that is no class."""
+        """Raises Rejected for a label that is no class, and for samples to which the reference has no answer."""
+        unanswered = int(np.isnan(reference).any(axis=1).sum())
+        if unanswered:
+            text = f"the original model itself answers NaN to {unanswered} of {len(reference)} samples of a batch"
+            raise Rejected(Reason.DATASET_INVALID, f"{text}, so there is no class to compare with: leave them out")
         expected = reference.argmax(axis=1)
         found = engine.argmax(axis=1) if engine.shape == reference.shape else np.full_like(expected, -1)
         self._disagreements += int((expected != found).sum())

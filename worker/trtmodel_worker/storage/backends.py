@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import stat
 import time
 import uuid
 from collections.abc import Iterator
@@ -173,10 +174,13 @@ class FileRemote:
     @contextlib.contextmanager
     def open(self) -> Iterator[tuple[Version, Reader]]:
         try:
-            f = self._path.open("rb")
+            f = open(self._path, "rb", opener=_unblocked)  # noqa: SIM115 - Path.open() takes no opener
         except OSError as e:
             raise from_exception(e, self.what) from e
         with f:
+            if not stat.S_ISREG(os.fstat(f.fileno()).st_mode):
+                text = f"{self.what}: it is a pipe, a socket or a device, which may never end: name a file"
+                raise StorageError(Reason.SOURCE_NOT_FOUND, text)
             body = _Steady(f, self.what)
             yield body.version, body
 
@@ -201,6 +205,11 @@ class _Steady:
         if not data and _tag(os.fstat(self._file.fileno())) != self.version.tag:
             raise Moved(self._what)
         return data
+
+
+def _unblocked(path: str, flags: int) -> int:
+    """A pipe would hold its reader until somebody writes."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _tag(found: os.stat_result) -> str:

@@ -55,6 +55,10 @@ def ranges(
         empty = False
     if empty:
         raise Rejected(Reason.DATASET_INVALID, "the calibration data set is empty: ranges are never guessed")
+    unknown = [name for name, found in seen.items() if found.read and found.low > found.high]
+    if unknown:
+        text = f"with the calibration data every value of {unknown[0]!r} is NaN or infinite: ranges are never guessed"
+        raise Rejected(Reason.DATASET_INVALID, f"{text}; look at the data set's own values")
     return {name: found.range() for name, found in seen.items()}
 
 
@@ -63,8 +67,10 @@ class _Extremes:
 
     def __init__(self) -> None:
         self.low, self.high = np.inf, -np.inf
+        self.read = 0  # values, finite or not
 
     def add(self, values: Array) -> None:
+        self.read += values.size
         finite = values[np.isfinite(values)]
         if finite.size:
             self.low = min(self.low, float(finite.min()))
