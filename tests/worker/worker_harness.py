@@ -311,6 +311,7 @@ class WorkerProcess:
         uid: str = MODEL.uid,
         routes: Routes | None = None,
         may_drain: bool = False,
+        baseline: str = "",
     ) -> Answer:
         self.sequence = self.sequence + 1 if sequence is None else sequence
         engines = [
@@ -319,7 +320,7 @@ class WorkerProcess:
             if artifact is not None
         ]
         routes = routes or Routes(stable.manifest_digest, candidate.manifest_digest if candidate else "", weight)
-        model = DesiredModel(tuple(engines), routes, window, may_drain)
+        model = DesiredModel(tuple(engines), routes, window, may_drain, baseline)
         state = DesiredState(Fence(uid, self.sequence), {MODEL.name: model})
         return self.control("PUT", DESIRED_PATH, dumps(DesiredRequest(state, ttl)))
 

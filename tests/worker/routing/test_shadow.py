@@ -165,3 +165,6 @@ def test_a_new_window_and_the_end_of_the_shadow_begin_with_nothing(shadowing: An
     windows = worker.report().models["m"].windows
     assert windows["w1"][digest].shadow.mirrored == 1
     assert digest not in windows["w2"]
+    for following in ("w3", "w4", "w5", "w6"):
+        worker.desire(stable, window=following, baseline="w2")
+    assert set(worker.report().models["m"].windows) == {"w2", "w3", "w4", "w5", "w6"}
