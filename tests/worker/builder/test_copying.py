@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from bucket_fill import KEY, figures, keys, open_bucket, plan_path, publish
+from trtmodel_contract import storelayout as layout
 from trtmodel_contract.gate import Task
 from trtmodel_contract.jobs import Reason
 from trtmodel_contract.keeping import Cause, Revocation
@@ -100,3 +101,19 @@ def test_an_engine_that_does_not_exist_is_said_to_be_missing(
     with pytest.raises(StorageError, match="no such") as e:
         copied(staging, production, "a" * 64, tmp_path)
     assert e.value.reason is Reason.SOURCE_NOT_FOUND
+
+
+def test_what_strangers_put_among_the_figures_neither_ends_the_copy_nor_leaves_its_place(
+    staging: ArtifactStore, production: ArtifactStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digest = publish(staging)
+    prefix = layout.gates_prefix(staging.root, digest)
+    strange = [b"[" * 100_000, b'{"digest": 5, "size": "x"}', b'{"digest": "../../up", "size": 1}', b"\xff"]
+    for number, data in enumerate(strange):
+        staging.objects.put(f"{prefix}{number}.json", data)
+    listed = [*staging.objects.list(prefix), f"{prefix}../../../outside.json"]
+    monkeypatch.setattr(staging.objects, "list", lambda key: iter(listed if key == prefix else ()))
+    staging.objects.put(f"{prefix}../../../outside.json", b"{}")
+    done = copied(staging, production, digest, tmp_path)
+    assert (done.sent, done.figures) == (3, 1 + len(strange))
+    assert not any(key.endswith("outside.json") for key in production.objects.list(""))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
+import threading
 import urllib.error
 import urllib.request
 
@@ -65,3 +67,25 @@ def test_a_client_that_says_nothing_does_not_hold_the_jobs_end() -> None:
         client = socket.create_connection(("127.0.0.1", port), timeout=SECONDS)
         assert ask(port).stage == "start"  # nor anybody else
     client.close()
+
+
+def test_strangers_that_say_nothing_or_never_end_take_a_few_threads_for_a_while(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "MOST_CLIENTS", 4)
+    monkeypatch.setattr(progress, "CLIENT_SECONDS", 1.0)
+    with progress.served(0, progress.Board()) as port:
+        strangers = [socket.create_connection(("127.0.0.1", port), SECONDS) for _ in range(12)]
+        assert sum(thread.name.startswith("Thread") for thread in threading.enumerate()) <= 2 * 4 + 2
+        for stranger in strangers:
+            with contextlib.suppress(OSError):
+                for byte in b"GET / HTTP/1.1\r\nx: ":
+                    stranger.sendall(bytes([byte]))
+        for stranger in strangers:
+            with contextlib.suppress(ConnectionResetError):
+                assert stranger.recv(1) == b""  # cut, long before the time-out of this side
+            stranger.close()
+        with socket.create_connection(("127.0.0.1", port), SECONDS) as garbage:
+            garbage.sendall(bytes(range(256)) * 4 + b"\n\n")
+        assert ask(port).stage == "start"
+    assert "Traceback" not in capfd.readouterr().err

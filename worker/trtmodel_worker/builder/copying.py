@@ -7,6 +7,7 @@ Killed anywhere and started again, it goes on: what is there and right is not se
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from trtmodel_contract import storelayout as layout
-from trtmodel_contract.codec import DocumentError, loads, sha256_hex
+from trtmodel_contract.codec import DocumentError, decode, loads, sha256_hex
 from trtmodel_contract.jobs import Reason
 from trtmodel_contract.manifest import Blob, Manifest
 
@@ -49,8 +50,9 @@ def copy(
     _require_unrevoked(source, manifest, digest)
     _require_unrevoked(destination, manifest, digest)
     prefix = layout.gates_prefix(source.root, digest)
-    keys = [key for key in source.objects.list(prefix) if key.endswith(".json")]
-    figures = {key.removeprefix(prefix): source.read(key) for key in keys}
+    names = [key.removeprefix(prefix) for key in source.objects.list(prefix) if key.endswith(".json")]
+    # One that leads elsewhere ("../") is not of ours, and could leave a destination that is a directory.
+    figures = {name: source.read(f"{prefix}{name}") for name in names if "/" not in name}
     named = {blob for data in (document, *figures.values()) for blob in _blobs(_parsed(data))}
     sent = _send(source, destination, named, cache, say)
     for name, data in figures.items():
@@ -140,7 +142,7 @@ def _parsed(data: bytes) -> Any:
     """None for figures that are no JSON: they count for nothing, and are copied as they are."""
     try:
         return json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 
@@ -148,7 +150,8 @@ def _blobs(document: Any) -> Iterator[Blob]:
     """Every blob that a document names, in whatever field."""
     if isinstance(document, dict):
         if document.keys() == {"digest", "size"}:
-            yield Blob(document["digest"], document["size"])
+            with contextlib.suppress(DocumentError):  # figures of another version or of a stranger: no blob of ours
+                yield decode(Blob, document)
         for value in document.values():
             yield from _blobs(value)
     elif isinstance(document, list):

@@ -14,11 +14,13 @@ import threading
 import time
 from collections.abc import Iterator
 from http import HTTPStatus
+from typing import Any
 
 from trtmodel_contract.codec import dumps
 from trtmodel_contract.progress import MESSAGE_LENGTH, PROGRESS_PATH, PROGRESS_PORT, STAGE_LENGTH, JobProgress
 
-CLIENT_SECONDS = 5.0  # for one request: a client that sends nothing holds a thread no longer
+CLIENT_SECONDS = 5.0  # for one request: a client that sends nothing, or a byte at a time, holds a thread no longer
+MOST_CLIENTS = 32  # at once; each takes a thread and a descriptor from the Job
 # The stages of a build in their order, with the percentage that is behind when one begins.
 BUILD_STAGES = {"fetch": 0, "build": 10, "prove": 60, "reload": 90}
 
@@ -80,6 +82,7 @@ class _Server(http.server.ThreadingHTTPServer):
 
     def __init__(self, board: Board, port: int) -> None:
         self.board = board
+        self._free = threading.Semaphore(MOST_CLIENTS)
         if socket.has_dualstack_ipv6():
             self.address_family = socket.AF_INET6
         super().__init__(("", port), _Handler)
@@ -91,12 +94,44 @@ class _Server(http.server.ThreadingHTTPServer):
         super(http.server.HTTPServer, self).server_bind()
         self.server_name, self.server_port = "", self.server_address[1]
 
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if not self._free.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:  # no thread could be started
+            self._free.release()
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Nothing, as in `log_message`: what strangers send is no news about the Job."""
+
 
 class _Handler(http.server.BaseHTTPRequestHandler):
     server: _Server
     timeout = CLIENT_SECONDS
     server_version = "trtmodel-job"
     sys_version = ""
+
+    def handle(self) -> None:
+        timer = threading.Timer(CLIENT_SECONDS, self._cut)
+        timer.daemon = True
+        timer.start()
+        try:
+            super().handle()
+        finally:
+            timer.cancel()
+
+    def _cut(self) -> None:
+        with contextlib.suppress(OSError):
+            self.connection.shutdown(socket.SHUT_RDWR)
 
     def do_GET(self) -> None:
         if self.path != PROGRESS_PATH:

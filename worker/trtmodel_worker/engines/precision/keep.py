@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Iterable
+import signal
+import threading
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from trtmodel_contract.identity import KeepPrecision
 from trtmodel_contract.jobs import Reason
@@ -13,6 +17,7 @@ from trtmodel_worker.engines.building import Rejected
 
 _SHOWN = 5
 _MOST_PATTERN = 512  # characters
+_MOST_SECONDS = 10.0  # of a processor, for one pattern
 
 
 @dataclass(frozen=True)
@@ -31,8 +36,10 @@ def kept(keep: KeepPrecision | None, prepared: Iterable[NamedNode], source: Iter
     found: set[str] = set()
     for text in keep.nodes:
         pattern = _compiled(text)
-        names = {node.name for node in nodes if node.name and pattern.search(node.name)}
-        if not names and not any(node.name and pattern.search(node.name) for node in before):
+        with _in_time(text):
+            names = {node.name for node in nodes if node.name and pattern.search(node.name)}
+            elsewhere = not names and any(node.name and pattern.search(node.name) for node in before)
+        if not names and not elsewhere:
             known = ", ".join([node.name for node in (before or nodes) if node.name][:_SHOWN]) or "none has a name"
             raise _refused(f"keepPrecision {text!r} matches no node's name; the first are {known}")
         found |= names
@@ -52,6 +59,33 @@ def _compiled(text: str) -> re.Pattern[str]:
         return re.compile(text)
     except re.error as e:
         raise _refused(f"keepPrecision {text!r} is no pattern: {e}") from e
+
+
+class _TooSlow(Exception):
+    pass
+
+
+@contextlib.contextmanager
+def _in_time(text: str) -> Iterator[None]:
+    """Refuses a pattern that backtracks for ever, as (a+)+$ does: without this it would take the Job's whole deadline.
+    Python's `re` acts on signals while it searches; only a main thread may ask for them."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(_number: int, _frame: Any) -> None:
+        raise _TooSlow
+
+    former = signal.signal(signal.SIGVTALRM, stop)
+    signal.setitimer(signal.ITIMER_VIRTUAL, _MOST_SECONDS)
+    try:
+        yield
+    except _TooSlow:
+        why = f"takes more than {_MOST_SECONDS:.0f} s to search the nodes' names"
+        raise _refused(f"keepPrecision {text!r} {why}: repeat nothing that repeats") from None
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, former)
 
 
 def _refused(text: str) -> Rejected:
