@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -77,3 +78,17 @@ def test_a_folder_without_data_is_not_found(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("not data")
     with pytest.raises(NotFound, match=r"no \.npz file below it"):
         fetch_folder(f"file://{tmp_path}/", Storage("b"), None, tmp_path / "cache", ".npz")
+
+
+def test_many_that_fetch_one_folder_into_one_cache_never_miss_it(data: Path, tmp_path: Path) -> None:
+    whole = fetched(data, tmp_path / "cache")
+    inode = whole.path.stat().st_ino
+
+    def fetch_often(_: int) -> None:
+        for _ in range(15):
+            found = fetched(data, tmp_path / "cache")
+            assert DataSetFile(found.path, "u", (X,), ()).samples == 6
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(fetch_often, range(4)))
+    assert whole.path.stat().st_ino == inode  # what others read by its path is not taken away

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 from storage_servers import Answer, Stub, objects, ranged
 from trtmodel_contract.identity import Storage, source_identity
 from trtmodel_contract.jobs import Reason
-from trtmodel_worker.storage import NotFound, Source, StorageError, fetch_source
+from trtmodel_worker.storage import NotFound, Source, StorageError, fetch_source, source
 from trtmodel_worker.storage.external import external_files
 
 NOWHERE = Storage("engines")
@@ -310,3 +311,28 @@ def _varint(value: int) -> bytes:
         found += bytes([value & 0x7F | 0x80])
         value >>= 7
     return found + bytes([value])
+
+
+def test_many_that_fetch_one_source_into_one_cache_all_find_it_whole(tmp_path: Path) -> None:
+    folder = model(tmp_path / "m").parent
+
+    def fetch_often(_: int) -> None:
+        for _ in range(15):
+            found = get(f"file://{folder}/", tmp_path)
+            assert identity(found.path.parent) == found.digest
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(fetch_often, range(4)))
+
+
+def test_a_source_that_another_process_has_just_put_there_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = model(tmp_path / "m").parent
+    theirs = get(f"file://{folder}/", tmp_path)
+    seen = theirs.path.stat().st_ino
+    looked = source._lookup
+    answers = [None]  # ours had looked before theirs was there
+    monkeypatch.setattr(source, "_lookup", lambda *args: answers.pop() if answers else looked(*args))
+    assert get(f"file://{folder}/", tmp_path) == theirs
+    assert theirs.path.stat().st_ino == seen

@@ -17,7 +17,8 @@ import hashlib
 import os
 import shutil
 import time
-from collections.abc import Collection, Iterator
+import uuid
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from trtmodel_worker.storage.errors import StorageError
 
 CHUNK_BYTES = 1 << 20
 STALE_SECONDS = 3600  # what nobody has written to for so long was left by a process that died
+_MOVES = 10
 FILES, SOURCES, PARTIAL, TMP = "sha256", "sources", "partial", "tmp"
 
 
@@ -89,6 +91,27 @@ def lookup(cache: Path, digest: str) -> Fetched | None:
     with contextlib.suppress(OSError):
         path.unlink()
     return None
+
+
+def install(cache: Path, staging: Path, target: Path, good: Callable[[], bool]) -> None:
+    """The folder `staging` becomes `target`. What lies there is kept if it is `good`: another process may have put it
+    there just now, and read from it. Otherwise it is moved out of the way. Raises OSError."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    for _ in range(_MOVES):
+        try:
+            staging.rename(target)
+        except OSError as e:
+            if e.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+        else:
+            sync_directory(target.parent)
+            return
+        if good():
+            shutil.rmtree(staging, ignore_errors=True)
+            return
+        with contextlib.suppress(FileNotFoundError):
+            target.rename(cache / TMP / uuid.uuid4().hex)
+    raise OSError(errno.EBUSY, "others put it there and damage it again and again", str(target))
 
 
 def used(path: Path) -> None:

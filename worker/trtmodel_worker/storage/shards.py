@@ -20,6 +20,8 @@ from trtmodel_worker.storage.external import MOST_FILES, inside
 from trtmodel_worker.storage.fetch import fetch, store_of
 from trtmodel_worker.storage.uris import parse
 
+_LINKS = 10
+
 
 def fetch_folder(
     uri: str, storage: Storage, credentials_dir: str | Path | None, cache_dir: Path, suffix: str
@@ -47,21 +49,36 @@ def fetch_folder(
     # One file has its own digest, as it would have without a folder: the folder must not be taken for it.
     folder = cache_dir / cache.SOURCES / f"{digest}-data"
     try:
-        _link(files, cache_dir, folder)
+        _link(files, digest, cache_dir, folder)
     except OSError as e:
         raise from_exception(e, uri) from e
     return Fetched(folder, digest, sum(file.size for file in files.values()))
 
 
-def _link(files: dict[str, Fetched], cache_dir: Path, folder: Path) -> None:
+def _link(files: dict[str, Fetched], digest: str, cache_dir: Path, folder: Path) -> None:
     """Links of files that were read just now: what an earlier folder of this name holds may be damaged."""
     staging = cache_dir / cache.TMP / uuid.uuid4().hex
     for name, file in files.items():
         target = staging / name
         target.parent.mkdir(parents=True, exist_ok=True)
-        os.link(file.path, target)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with contextlib.suppress(FileNotFoundError):
-        folder.rename(cache_dir / cache.TMP / uuid.uuid4().hex)
-    staging.rename(folder)
+        _link_one(file.path, target)
+    cache.install(cache_dir, staging, folder, lambda: _holds(folder, digest))
     cache.used(folder)
+
+
+def _link_one(path: Path, target: Path) -> None:
+    """Linux says that there is no such file where another process replaces it in this very moment."""
+    for _ in range(_LINKS - 1):
+        with contextlib.suppress(FileNotFoundError):
+            os.link(path, target)
+            return
+    os.link(path, target)
+
+
+def _holds(folder: Path, digest: str) -> bool:
+    """Read and hashed, as every cached copy is."""
+    try:
+        found = {p.relative_to(folder).as_posix(): p for p in folder.rglob("*") if not p.is_dir()}
+        return bool(found) and source_identity((name, cache.digest_of(p)[0]) for name, p in found.items()) == digest
+    except OSError:
+        return False

@@ -9,7 +9,6 @@ source. The files of one source are of one moment: what changes while it is read
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import posixpath
 import shutil
@@ -242,10 +241,7 @@ def _keep(landed: dict[str, Landed], model: str, cache_dir: Path, what: str) -> 
         (staging / path).parent.mkdir(parents=True, exist_ok=True)
         file.move(staging / path)
     target = _place_of(cache_dir, identity)
-    with contextlib.suppress(FileNotFoundError):  # a damaged copy
-        target.rename(cache_dir / cache.TMP / uuid.uuid4().hex)
-    staging.rename(target)
-    cache.sync_directory(target.parent)
+    cache.install(cache_dir, staging, target, lambda: _lookup(cache_dir, identity) is not None)
     return Source(target / model, identity, size, f"file://{target}/")
 
 
