@@ -451,11 +451,12 @@ def begun(name: str) -> Run:
 
 
 class Ends:
-    """How runs end, remembered for every state on their way: who comes to a known state has come to a known end."""
+    """How runs end, remembered for every state on their way: who comes to a known state has come to a known end.
+    `known` is what others of the same outcome have found out."""
 
-    def __init__(self, outcome: Callable[[World], dict[str, Any]]) -> None:
+    def __init__(self, outcome: Callable[[World], dict[str, Any]], known: dict[int, dict[str, Any]] | None = None):
         self.outcome = outcome
-        self.known: dict[int, dict[str, Any]] = {}
+        self.known = {} if known is None else known
         self.runs = 0
         self.passes = 0
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import functools
 import random
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from scenarios import ALL, LOOP, MOST_WAIT, Ends, Run, begun, check_always, essence
@@ -15,14 +16,8 @@ from trtmodel_operator.ports import ClusterError, Conflict, Json, Key, WorkerErr
 from world import Ports, World
 
 RESYNC = 300.0  # seconds
-READS, WRITES, TALK = (
-    ("get_model", "children"),
-    ("write_memory", "write_status", "apply", "create_job", "delete_job", "delete_workload"),
-    (
-        "report",
-        "send",
-    ),
-)
+READS, TALK = ("get_model", "children"), ("report", "send")
+WRITES = ("write_memory", "write_status", "apply", "create_job", "delete_job", "delete_workload")
 ERRORS: dict[str, Callable[[], Exception]] = {
     "409": lambda: Conflict("modified"),
     "410": lambda: ClusterError("GET", "x", "expired", 410),
@@ -98,6 +93,17 @@ class Stale(Ports):
         return self.seen[1] if self.old_children else self.world.children()
 
 
+@pytest.fixture(scope="module", params=ALL)
+def name(request: pytest.FixtureRequest) -> str:
+    """Of the module, so that all tests of one scenario follow one another and share what the next two remember."""
+    return str(request.param)
+
+
+@functools.lru_cache(maxsize=1)
+def known_ends(name: str) -> dict[int, dict[str, Any]]:
+    return {}
+
+
 @functools.lru_cache(maxsize=1)
 def passes_of(name: str) -> tuple[Run, list[tuple[Run, list[str]]]]:
     """The scenario at its end, and before each pass with the calls that the pass made."""
@@ -106,6 +112,7 @@ def passes_of(name: str) -> tuple[Run, list[tuple[Run, list[str]]]]:
     while not run.over():
         run.people()
         before, ports = run.fork(), Counted(run.world)
+        before.world.keeps_past = False
         one_pass(run, ports)
         passes.append((before, ports.calls))
     return run, passes
@@ -116,13 +123,12 @@ def one_pass(run: Run, ports: Ports) -> Run:
     return run
 
 
-@pytest.mark.parametrize("name", ALL)
 def test_an_error_at_any_call_changes_nothing_about_the_end(
     name: str, record_property: Callable[[str, object], None]
 ) -> None:
     """At every second write, and at every eighth of the other calls."""
     whole, passes = passes_of(name)
-    ends, expected, n = Ends(essence), essence(whole.world), ALL.index(name)
+    ends, expected, n = Ends(essence, known_ends(name)), essence(whole.world), ALL.index(name)
     for i, (before, calls) in enumerate(passes):
         for at, call in enumerate(calls):
             n += 1
@@ -137,12 +143,11 @@ def test_an_error_at_any_call_changes_nothing_about_the_end(
     print(f"{name}: {ends.runs} runs with an error, {ends.passes} passes")
 
 
-@pytest.mark.parametrize("name", ALL)
 def test_half_a_minute_without_the_api_server_changes_nothing_and_makes_no_hot_loop(
     name: str, record_property: Callable[[str, object], None]
 ) -> None:
     whole, passes = passes_of(name)
-    ends, expected = Ends(essence), essence(whole.world)
+    ends, expected = Ends(essence, known_ends(name)), essence(whole.world)
     for i, (before, _) in list(enumerate(passes))[ALL.index(name) % 3 :: 3]:
         run = before.fork()
         run.idle, calls, until = 0, 0, run.world.time + 30.0
@@ -156,21 +161,19 @@ def test_half_a_minute_without_the_api_server_changes_nothing_and_makes_no_hot_l
     record_property("simulated rollouts", ends.runs)
 
 
-@pytest.mark.parametrize("name", ALL)
 def test_stale_reads_change_nothing_about_the_end(name: str, record_property: Callable[[str, object], None]) -> None:
     whole, passes = passes_of(name)
-    ends, expected = Ends(essence), essence(whole.world)
+    ends, expected = Ends(essence, known_ends(name)), essence(whole.world)
     for i, (before, _) in enumerate(passes):
         back, (model, children) = 1 + i % 5, MISLEADING[(ALL.index(name) + i) % len(MISLEADING)]
         run = before.fork()
         run.idle, run.world.alone, run.world.misled = 0, False, True
         one_pass(run, Stale(run.world, back, model, children))
-        run.world.alone, run.world.keeps_past = True, False
+        run.world.alone = True
         ends_as(name, ends, run, expected, f"{back} writes behind at pass {i}: model {model}, children {children}")
     record_property("simulated rollouts", ends.runs)
 
 
-@pytest.mark.parametrize("name", ALL)
 def test_events_that_are_lost_or_come_twice_change_nothing_about_the_end(
     name: str, record_property: Callable[[str, object], None]
 ) -> None:

@@ -97,7 +97,6 @@ def test_C06_an_edit_in_the_middle_of_a_pass_is_never_lost() -> None:
         for at in range(len(calls)):
             run = before.fork()
             run.idle, run.script = 0, ()
-            run.world.keeps_past = False
             one_pass(run, Interrupted(run.world, at))
             end = ends.of(run)
             assert ("Ready", "True", "Serving") in end["conditions"], f"edited at {calls[at]} of pass {i}"

@@ -89,7 +89,7 @@ def test_an_old_leader_that_wakes_up_in_mid_pass_changes_nothing_about_the_end(
                 continue
             run = before.fork()
             run.idle, run.passes = 0, 0
-            run.world.alone, run.world.misled, run.world.keeps_past = False, True, False
+            run.world.alone, run.world.misled = False, True
             n += 1
             stood += paused_meanwhile(run, at, bool(n % 2), WHILE_PAUSED[n % 3])
             ends_as(name, ends, run, expected, f"paused at {call} of pass {i}")
