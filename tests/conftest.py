@@ -13,6 +13,7 @@ import pytest
 
 CLUSTER = Path(__file__).parent / "cluster" / "cluster"
 CALL_SECONDS = 60
+LEAST_ROLLOUTS = 20_000
 
 
 @pytest.fixture(scope="session")
@@ -33,12 +34,32 @@ def cluster_environment(cluster_tools: Mapping[str, str]) -> Mapping[str, str]:
     return cluster_tools
 
 
-def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """What tests counted with `record_property("<plural>", number)`: how much a matrix covers is part of its result."""
+def _counts(terminalreporter: Any) -> dict[str, int]:
+    """What tests counted with `record_property("<plural>", number)`."""
     counts: dict[str, int] = {}
     for report in terminalreporter.stats.get("passed", ()):
         for name, value in report.user_properties:
             if isinstance(value, int):
                 counts[name] = counts.get(name, 0) + value
-    for name, count in sorted(counts.items()):
+    return counts
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """How much a matrix covers is part of its result."""
+    for name, count in sorted(_counts(terminalreporter).items()):
         terminalreporter.write_line(f"{count:,} {name}: all ended well")
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Where all of the matrix ran, it was as large as is claimed for it."""
+    config = session.config
+    whole = config.args_source is config.ArgsSource.TESTPATHS and config.option.markexpr == "matrix"
+    terminal = config.pluginmanager.get_plugin("terminalreporter")  # None in the processes that only run tests
+    if not whole or config.option.keyword or config.option.collectonly or terminal is None or session.exitstatus:
+        return
+    rollouts = _counts(terminal).get("simulated rollouts", 0)
+    if rollouts < LEAST_ROLLOUTS:
+        terminal.write_line(
+            f"the matrix had {rollouts:,} simulated rollouts, {LEAST_ROLLOUTS:,} are the least", red=True
+        )
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED

@@ -15,6 +15,8 @@ from test_crash import ends_as
 from trtmodel_operator.ports import ClusterError, Conflict, Json, Key, WorkerError
 from world import Ports, World
 
+pytestmark = pytest.mark.matrix
+
 RESYNC = 300.0  # seconds
 READS, TALK = ("get_model", "children"), ("report", "send")
 WRITES = ("write_memory", "write_status", "apply", "create_job", "delete_job", "delete_workload")
