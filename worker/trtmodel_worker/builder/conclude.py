@@ -18,7 +18,7 @@ from trtmodel_worker.builder.publish import now
 from trtmodel_worker.builder.report import Report, Sensitivity, Subject, render
 from trtmodel_worker.builder.stages import Answer, Request
 from trtmodel_worker.engines.building import Rejected
-from trtmodel_worker.storage import ArtifactStore
+from trtmodel_worker.storage import ArtifactStore, StorageError
 
 HINT_LENGTH = 160  # characters of a pattern that goes into messages: the report has it whole
 
@@ -53,7 +53,7 @@ def _explained(request: Request, findings: Findings, work: Path) -> Sensitivity 
     worst = tuple(sample.index for sample in findings.worst)
     try:
         return child.run("explain", dataclasses.replace(request, worst=worst), work).sensitivity
-    except (child.StageDied, Rejected) as e:
+    except (child.StageDied, Rejected, StorageError) as e:
         log.warning("no hint: %s", e)
         return None
 

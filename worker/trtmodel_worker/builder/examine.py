@@ -24,6 +24,7 @@ from trtmodel_contract.jobs import Reason
 
 from trtmodel_worker.builder import outline, profiles, sniff, structure, walk, weights
 from trtmodel_worker.builder.findings import Report, error, warning
+from trtmodel_worker.builder.process import telling_no_space
 from trtmodel_worker.builder.wanted import Request, Wanted
 from trtmodel_worker.engines import registry
 from trtmodel_worker.engines.building import Builder, Finding, Graph, GraphTensor, Rejected, Severity
@@ -197,4 +198,5 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    with telling_no_space():
+        sys.exit(main(sys.argv[1:]))

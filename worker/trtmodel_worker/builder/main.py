@@ -31,6 +31,7 @@ from trtmodel_worker.builder import progress
 from trtmodel_worker.builder.sources import Place
 from trtmodel_worker.engines.building import Rejected
 from trtmodel_worker.storage import ArtifactStore, StorageError
+from trtmodel_worker.storage.errors import no_space
 
 TERMINATION_LOG_ENV = "TRTMODEL_TERMINATION_LOG"
 CACHE_DIR_ENV = "TRTMODEL_CACHE_DIR"
@@ -88,6 +89,9 @@ def _run(kind: str) -> tuple[JobResult, JobExit]:
     except DocumentError as e:
         return JobResult(Reason.INTERNAL, f"the task in {TASK_ENV} is not understood: {e}"), JobExit.REJECTED
     except Exception as e:
+        if no_space(e):
+            text = f"the Job's disk is full or read-only: {e}: give the pod more ephemeral storage"
+            return JobResult(Reason.NO_SPACE, text), _EXITS[Reason.NO_SPACE]
         log.exception("a defect of the Job itself")
         result = JobResult(Reason.INTERNAL, f"{type(e).__name__}: {e}: this is a defect, see the Job's log")
     return result, _EXITS.get(result.reason, JobExit.REJECTED)

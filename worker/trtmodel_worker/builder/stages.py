@@ -30,6 +30,7 @@ from trtmodel_worker.builder import gate, golden
 from trtmodel_worker.builder.dataset import DataSetFile, calibration_batches
 from trtmodel_worker.builder.gate_shapes import batch_sizes
 from trtmodel_worker.builder.observed import Findings
+from trtmodel_worker.builder.process import telling_no_space
 from trtmodel_worker.builder.report import Sensitivity
 from trtmodel_worker.devicememory import device_memory, taken
 from trtmodel_worker.engines import registry
@@ -266,4 +267,5 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    with telling_no_space():
+        sys.exit(main(sys.argv[1:]))

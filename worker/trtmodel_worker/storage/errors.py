@@ -62,6 +62,11 @@ class Unranged(StorageError):
         super().__init__(Reason.STORAGE_UNAVAILABLE, f"{what}: the store does not serve parts of it")
 
 
+def no_space(error: BaseException) -> bool:
+    """Whether the local disk is full or read-only: no fault of whoever wrote to it."""
+    return isinstance(error, OSError) and error.errno in {*_NO_SPACE, errno.EROFS}
+
+
 def unavailable(message: str) -> StorageError:
     return StorageError(Reason.STORAGE_UNAVAILABLE, message, transient=True)
 
