@@ -13,10 +13,12 @@ import numpy as np
 import onnx
 import onnx_models
 import pytest
+from trtmodel_worker.alone import samples
 from trtmodel_worker.alone.home import Home
 from trtmodel_worker.alone.main import main
 from trtmodel_worker.alone.report import Unwritable, require_writable
 from trtmodel_worker.alone.say import name, plain
+from trtmodel_worker.engines.building import Graph, GraphTensor, Rejected
 from trtmodel_worker.storage import StorageError
 
 pytestmark = pytest.mark.timeout(120)
@@ -119,3 +121,9 @@ def test_data_that_the_original_answers_with_nan_proves_nothing(
     arguments = ["--dataset", str(tmp_path / "nan.npz"), "--task", task, "--cache", str(tmp_path / "cache")]
     assert main(["verify", str(model), *arguments]) == 42
     assert "NaN" in "".join(capfd.readouterr())
+
+
+def test_inputs_that_no_memory_holds_are_not_made_up(tmp_path: Path) -> None:
+    graph = Graph((GraphTensor("x", "FP32", (1, 20_000_000_000)),), ())
+    with pytest.raises(Rejected, match="640,000,000,000 bytes"):
+        samples.write(tmp_path / "x.npz", graph, ())

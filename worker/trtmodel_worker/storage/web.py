@@ -5,11 +5,16 @@ from __future__ import annotations
 import contextlib
 import email.utils
 import http.client
+import re
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Mapping
 from email.message import Message
+from typing import Any
 
-from trtmodel_worker.storage.errors import Moved, Unranged, from_exception
+from trtmodel_contract.jobs import Reason
+
+from trtmodel_worker.storage.errors import Moved, StorageError, Unranged, from_exception, unavailable
 from trtmodel_worker.storage.remote import Reader, Version, require_part
 from trtmodel_worker.storage.trust import context
 
@@ -17,6 +22,7 @@ READ_TIMEOUT_SECONDS = 20
 # A Last-Modified is as good as an ETag once it is older than that: until then the file may change twice in the same
 # second (RFC 9110, 8.8.2.2).
 SETTLED_SECONDS = 60
+_LENGTH = re.compile(r"[0-9]{1,18}")
 
 
 class _Body:
@@ -37,7 +43,7 @@ class UrlRemote:
     @contextlib.contextmanager
     def open(self) -> Iterator[tuple[Version, Reader]]:
         with self._answer({}) as response:
-            yield _version(response.headers), _Body(response)
+            yield _version(self.what, response.headers), _Body(response)
 
     @contextlib.contextmanager
     def open_part(self, version: Version, start: int, end: int) -> Iterator[Reader]:
@@ -60,18 +66,33 @@ class UrlRemote:
     def _answer(self, headers: Mapping[str, str]) -> Iterator[http.client.HTTPResponse]:
         try:
             request = urllib.request.Request(self.what, headers={"User-Agent": "trtmodel", **headers})  # noqa: S310
-            response = urllib.request.urlopen(  # noqa: S310 - uris.parse() allows http(s) only
-                request, timeout=READ_TIMEOUT_SECONDS, context=self._trusted
-            )
+            tls = urllib.request.HTTPSHandler(context=self._trusted)
+            opener = urllib.request.build_opener(tls, _Redirects())
+            response = opener.open(request, timeout=READ_TIMEOUT_SECONDS)
         except (OSError, http.client.HTTPException, ValueError) as e:
             raise from_exception(e, self.what) from e
         with contextlib.closing(response):
             yield response
 
 
-def _version(headers: Message) -> Version:
-    length = headers.get("Content-Length", "")
-    size = int(length) if length.isdigit() else None
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    """To http(s) only, and not from https:// to what anybody on the way can change."""
+
+    def redirect_request(
+        self, req: urllib.request.Request, fp: Any, code: int, msg: str, headers: Any, newurl: str
+    ) -> urllib.request.Request | None:
+        allowed = ("https",) if req.type == "https" else ("http", "https")
+        if urllib.parse.urlsplit(newurl).scheme not in allowed:
+            text = f"it redirects to {newurl[:300]!r}, which is not followed: name the file's own address"
+            raise StorageError(Reason.SOURCE_NOT_FOUND, f"{req.full_url}: {text}")
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+def _version(what: str, headers: Message) -> Version:
+    length = headers.get("Content-Length")
+    if length is not None and not _LENGTH.fullmatch(length):
+        raise unavailable(f"{what}: the server says that it is {length[:40]!r} bytes long, which is no length")
+    size = None if length is None else int(length)
     tag = _tag(headers)
     served = headers.get("Accept-Ranges", "").strip().lower() == "bytes"
     return Version(size, tag, ranges=bool(served and tag and size is not None))

@@ -1,0 +1,53 @@
+"""What a server behind https:// may say, and what is not believed."""
+
+from __future__ import annotations
+
+import urllib.request
+from email.message import Message
+
+import pytest
+from trtmodel_contract.jobs import Reason
+from trtmodel_worker.storage import StorageError
+from trtmodel_worker.storage.web import _Redirects, _version
+
+
+def redirected(before: str, after: str) -> urllib.request.Request | None:
+    return _Redirects().redirect_request(urllib.request.Request(before), None, 302, "Found", Message(), after)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [("http://h/m.onnx", "http://other/m.onnx"), ("http://h/m.onnx", "https://h/m"), ("https://h/m", "https://cdn/m")],
+)
+def test_a_redirect_is_followed(before: str, after: str) -> None:
+    request = redirected(before, after)
+    assert request is not None
+    assert request.full_url == after
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("https://h/m.onnx", "http://h/m.onnx"),
+        ("https://h/m.onnx", "ftp://h/m.onnx"),
+        ("http://h/m.onnx", "ftp://h/m.onnx"),
+        ("http://h/m.onnx", "file:///etc/passwd"),
+    ],
+)
+def test_a_redirect_to_what_is_less_safe_is_refused(before: str, after: str) -> None:
+    with pytest.raises(StorageError, match="is not followed") as e:
+        redirected(before, after)
+    assert (e.value.reason, e.value.transient) == (Reason.SOURCE_NOT_FOUND, False)
+
+
+@pytest.mark.parametrize("length", ["-5", "", "\u00b2", "9" * 5000, "0x10", "1_000"])
+def test_a_length_that_is_none_is_a_fault_of_the_server(length: str) -> None:
+    headers = Message()
+    headers["Content-Length"] = length
+    with pytest.raises(StorageError, match="which is no length") as e:
+        _version("https://h/m.onnx", headers)
+    assert e.value.transient
+
+
+def test_a_length_that_is_not_told_is_unknown() -> None:
+    assert _version("https://h/m.onnx", Message()).size is None
