@@ -20,8 +20,8 @@ from scenarios import (
     serving,
     stalled,
 )
+from test_cluster_faults import Away, Counted, one_pass, passes_of
 from test_crash import ends_as, played
-from test_faults import Away, Counted, one_pass, passes_of
 from trtmodel_operator.ports import ClusterError
 from world import World
 

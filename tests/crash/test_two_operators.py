@@ -9,8 +9,8 @@ from collections.abc import Callable
 import pytest
 from machines import KEY
 from scenarios import ALL, LOOP, Ends, Run, begun, check_always, essence
+from test_cluster_faults import READS, TALK, passes_of
 from test_crash import ends_as
-from test_faults import READS, TALK, passes_of
 from trtmodel_operator.ports import ClusterError, Conflict
 from trtmodel_operator.reconcile import Reconciler
 from world import Ports, World
