@@ -137,7 +137,7 @@ def test_a_report_that_cannot_be_written_is_said(linear: Path, tmp_path: Path, c
         "verify", linear, "--dataset", tmp_path / "eval.npz", "--report", tmp_path / "no/gate.html", cache=cache
     )
     assert done.returncode == 2
-    assert "gate.html cannot be written: No such file or directory" in done.stderr
+    assert f"gate.html cannot be written: there is no directory {tmp_path / 'no'}" in done.stderr
 
 
 def test_an_engine_that_differs_too_much_fails(tmp_path: Path, cache: Path) -> None:

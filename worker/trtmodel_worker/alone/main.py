@@ -78,8 +78,11 @@ def _run(options: argparse.Namespace, home: Home) -> int:
 
 
 def _of_engine(options: argparse.Namespace, home: Home) -> int:
-    from trtmodel_worker.alone import commands  # ONNX and its runtime, which what serves does without
-
+    try:
+        from trtmodel_worker.alone import commands  # ONNX and its runtime, which what serves does without
+    except ModuleNotFoundError as e:
+        say(f"{e.name} is not installed, which {options.command} needs: pip install 'trtmodel[builder]'")
+        return EXIT_USAGE
     return commands.run(options, home)
 
 

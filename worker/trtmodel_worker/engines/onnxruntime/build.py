@@ -42,7 +42,7 @@ class OnnxBuilder:
     def require(self, settings: EngineSettings, calibration_method: str | None, quantized: bool) -> None:
         wanted = settings.precision
         if wanted not in PRECISIONS:
-            text = f"ONNX Runtime on a CPU has no {wanted}: use {', '.join(PRECISIONS)}, or a GPU with TensorRT"
+            text = f"ONNX Runtime on a CPU has no {wanted}: use {', '.join(PRECISIONS)}"
             raise Rejected(Reason.PRECISION_UNSUPPORTED, text)
         if wanted == "INT8" and calibration_method is None and not quantized:
             text = "INT8 needs spec.engine.calibration, or a graph that carries Q/DQ nodes: ranges are never guessed"
