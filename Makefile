@@ -22,9 +22,7 @@ $(VENV)/.ready: pyproject.toml uv.lock
 	@UV_PROJECT_ENVIRONMENT=$(CURDIR)/$(VENV) $(BIN)/uv sync --quiet --locked --extra dev
 	@touch $@
 
-# Side by side: tests on the cluster mostly wait for it.
-test: lint
-	@$(MAKE) --no-print-directory -j2 -Oline unit e2e
+test: lint unit e2e
 
 lint: venv
 	$(BIN)/ruff format --check .
