@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
-from trtmodel_contract.control import EngineState
+from trtmodel_contract.control import EngineState, SignedArtifact
+from trtmodel_contract.identity import Storage
 from trtmodel_worker.front.artifacts import Refused
 from trtmodel_worker.front.reading import THREADS, Reading
 from worker_harness import REVISION_1, REVISION_2, REVISION_3, Bucket, Operator, WorkerProcess, eventually
@@ -101,32 +104,38 @@ def test_a_read_that_only_waited_for_a_thread_hangs_nothing_and_a_cancelled_one_
 
 
 def test_a_storage_that_hangs_keeps_neither_the_serving_engine_nor_the_pointer_nor_its_own_repair_waiting(
-    start_worker: Callable[..., WorkerProcess], bucket: Bucket, operator: Operator
+    start_worker: Callable[..., WorkerProcess], bucket: Bucket, operator: Operator, tmp_path: Path
 ) -> None:
     made = [bucket.publish(r, {"factor": f}) for r, f in ((REVISION_1, 1.0), (REVISION_2, 2.0), (REVISION_3, 3.0))]
     v1, v2, v3 = (operator.artifact(m.revision, digest) for digest, m in made)
-    pipe = bucket.blob_path(made[1][1].plan.digest)
-    content = pipe.read_bytes()
-    pipe.unlink()
-    os.mkfifo(pipe)  # whoever opens it waits for somebody who writes
-    worker = start_worker(TRTMODEL_PREPARE_SECONDS="5")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        (tmp_path / name).write_text("key")
+    worker = start_worker(TRTMODEL_PREPARE_SECONDS="5", TRTMODEL_CREDENTIALS_DIR=str(tmp_path))
     worker.point(v1)
     worker.start()
     worker.wait_ready()
-    worker.desire(v1, v2, weight=100)
-    assert worker.wait_engine(v2.manifest_digest, EngineState.FAILED).reason == "FetchTimeout"
-    eventually(lambda: reason(worker, v2) == "StorageStuck", "both threads hang")
-    worker.desire(v1, v3)
-    assert worker.wait_engine(v3.manifest_digest, EngineState.FAILED).reason == "StorageStuck"
-    assert worker.infer_rows([[1] * 4]).revision == REVISION_1
-    worker.point(v1)
-    eventually(lambda: worker.report().pointer_sequence == worker.sequence, "the pointer is read")
-    os.kill(worker.host_pids()[0], 9)
-    eventually(lambda: worker.infer_rows([[1] * 4]).status == 200, "its host is replaced, from the cache")
-    for _ in range(THREADS):
-        pipe.write_bytes(content)
+    good = bucket.storage
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # takes connections, says nothing
+        bucket.storage = Storage("engines", endpoint=f"http://127.0.0.1:{silent.getsockname()[1]}", region="here")
+        follow(worker, v1)
+        worker.desire(v1, v2, weight=100)
+        assert worker.wait_engine(v2.manifest_digest, EngineState.FAILED).reason == "FetchTimeout"
+        eventually(lambda: reason(worker, v2) == "StorageStuck", "both threads hang")
+        worker.desire(v1, v3)
+        assert worker.wait_engine(v3.manifest_digest, EngineState.FAILED).reason == "StorageStuck"
+        assert worker.infer_rows([[1] * 4]).revision == REVISION_1
+        follow(worker, v1)
+        os.kill(worker.host_pids()[0], 9)
+        eventually(lambda: worker.infer_rows([[1] * 4]).status == 200, "its host is replaced, from the cache")
+        bucket.storage = good
+        follow(worker, v1)
     worker.desire(v1, v3)
     worker.wait_engine(v3.manifest_digest)
+
+
+def follow(worker: WorkerProcess, artifact: SignedArtifact) -> None:
+    worker.point(artifact)
+    eventually(lambda: worker.report().pointer_sequence == worker.sequence, "the pointer is read")
 
 
 def reason(worker: WorkerProcess, artifact: Any) -> str:
