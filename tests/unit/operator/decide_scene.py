@@ -196,6 +196,17 @@ def canary(seen: Scene, revision: str = B, index: int = 0) -> Scene:
     raise AssertionError(decision)
 
 
+def promoted() -> Scene:
+    """B was promoted over A, and A is the standby."""
+    seen = canary(serving(A))
+    for _ in range(40):
+        decision = decide(seen)
+        if decision.rule == "settle" and not decision.actions:
+            return seen
+        seen = later(busy(obey(seen, decision, seconds=0)), 5)
+    raise AssertionError(decision)
+
+
 def members(seen: Scene) -> list[str]:
     """Workers that answer with the candidate."""
     return [w.uid for w in seen.workers if w.report is not None and w.report.models[MODEL.name].routes.candidate]

@@ -26,6 +26,7 @@ from decide_scene import (
     new,
     obey,
     of,
+    promoted,
     resolve_result,
     run,
     serving,
@@ -215,17 +216,6 @@ def test_rollback_takes_a_candidate_back() -> None:
     decision = decide(commanded(canary(serving(A)), f"rollback@{A}#1"))
     assert decision.memory.candidate is None
     assert decision.situation.reason == "RolledBackByCommand"
-
-
-def promoted() -> Scene:
-    """B was promoted over A."""
-    seen = canary(serving(A))
-    for _ in range(40):
-        decision = decide(seen)
-        if decision.rule == "settle" and not decision.actions:
-            return seen
-        seen = later(busy(obey(seen, decision, seconds=0)), 5)
-    raise AssertionError(decision)
 
 
 def test_rollback_without_a_candidate_flips_to_the_standby_and_stays_there() -> None:

@@ -25,6 +25,7 @@ from decide_scene import (
     new,
     obey,
     of,
+    promoted,
     resolve_result,
     serving,
     with_engine,
@@ -233,17 +234,6 @@ def test_F12_scaling_during_a_rollout_keeps_a_stable_worker_and_rederives_the_sh
             assert decision.memory.stable is not None
             assert decision.memory.stable.revision == A
         assert len(members(seen)) == {8: 2, 4: 1, 2: 1, 1: 1, 0: 0}[replicas]
-
-
-def promoted() -> Scene:
-    """B was promoted over A, and A is the standby."""
-    seen = canary(serving(A))
-    for _ in range(40):
-        decision = decide(seen)
-        if decision.rule == "settle" and not decision.actions:
-            return seen
-        seen = later(busy(obey(seen, decision, seconds=0)), 5)
-    raise AssertionError(decision)
 
 
 def test_F15_going_back_to_what_no_worker_can_serve_is_refused_before_a_worker_is_touched() -> None:

@@ -15,7 +15,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
+import boto3
 import pytest
 from trtmodel_contract.identity import Storage
 from trtmodel_worker.storage import download, fetch, partial, s3, source
@@ -163,6 +165,16 @@ class Gateway:
 
     def storage(self, bucket: str = "engines") -> Storage:
         return Storage(bucket, endpoint=self.endpoint)
+
+    def client(self) -> Any:
+        """Amazon's own, with the rights of the gateway's root."""
+        return boto3.client(
+            "s3",
+            endpoint_url=self.endpoint,
+            aws_access_key_id=ACCESS,
+            aws_secret_access_key=SECRET,
+            region_name="us-east-1",
+        )
 
 
 @pytest.fixture(scope="session")

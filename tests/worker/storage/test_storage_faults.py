@@ -9,13 +9,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import boto3
 import numpy as np
 import onnx_models as models
 import pytest
 from fault_proxy import Fault, FaultProxy, Request, cut, damaged, lost, refused
 from job_harness import Jobs, profiles
-from storage_servers import ACCESS, SECRET, Gateway
+from storage_servers import Gateway
 from trtmodel_contract.exitcodes import JobExit
 from trtmodel_contract.gate import Task
 from trtmodel_contract.identity import EngineSettings, Storage
@@ -46,18 +45,8 @@ def storage(proxy: FaultProxy) -> Storage:
 
 @pytest.fixture(scope="module")
 def uri(gateway: Gateway) -> str:
-    client(gateway).put_object(Bucket="models", Key="faults/m.onnx", Body=BIG)  # type: ignore[attr-defined]
+    gateway.client().put_object(Bucket="models", Key="faults/m.onnx", Body=BIG)
     return "s3://models/faults/m.onnx"
-
-
-def client(gateway: Gateway) -> object:
-    return boto3.client(
-        "s3",
-        endpoint_url=gateway.endpoint,
-        aws_access_key_id=ACCESS,
-        aws_secret_access_key=SECRET,
-        region_name="us-east-1",
-    )
 
 
 def is_part(request: Request) -> bool:
@@ -148,8 +137,8 @@ def test_D12_a_wrong_clock_is_named_with_how_wrong_it_is(
 def test_an_object_that_is_replaced_in_mid_download_is_never_mixed(
     gateway: Gateway, proxy: FaultProxy, storage: Storage, credentials: Path, tmp_path: Path
 ) -> None:
-    s3_client = client(gateway)
-    put = s3_client.put_object  # type: ignore[attr-defined]
+    s3_client = gateway.client()
+    put = s3_client.put_object
     put(Bucket="models", Key="faults/replaced", Body=BIG)
 
     def replace(answer: bytes) -> bytes:
@@ -165,7 +154,7 @@ def test_an_object_that_is_replaced_in_mid_download_is_never_mixed(
 def test_A13_a_prefix_over_s3_comes_whole_through_faults(
     gateway: Gateway, proxy: FaultProxy, storage: Storage, credentials: Path, tmp_path: Path
 ) -> None:
-    put = client(gateway).put_object  # type: ignore[attr-defined]
+    put = gateway.client().put_object
     content = {"model.onnx": b"model", "w/big": BIG, **{f"w/{n}": bytes([n]) for n in range(9)}}
     for name, data in content.items():
         put(Bucket="models", Key=f"faults/prefix/{name}", Body=data)
@@ -224,7 +213,7 @@ def test_an_upload_through_a_fault_is_there_once_and_leaves_no_parts(
 
 
 def unfinished(gateway: Gateway) -> list[str]:
-    found = client(gateway).list_multipart_uploads(Bucket="engines")  # type: ignore[attr-defined]
+    found = gateway.client().list_multipart_uploads(Bucket="engines")
     return [upload["Key"] for upload in found.get("Uploads", ())]
 
 
@@ -262,7 +251,7 @@ def test_an_upload_that_fails_for_good_leaves_no_parts(
 def test_D15_what_a_killed_upload_left_goes_with_the_next_one(
     gateway: Gateway, storage: Storage, credentials: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    s3_client = client(gateway)
+    s3_client = gateway.client()
     for n in range(5):
         s3_client.create_multipart_upload(Bucket="engines", Key=f"trtmodel/left/blobs/sha256/{n}")  # type: ignore[attr-defined]
     (tmp_path / "plan").write_bytes(PLAN)
@@ -343,7 +332,7 @@ def test_jobs_on_a_bad_network_publish_one_engine_and_all_of_it(
     np.savez(tmp_path / "eval.npz", x=x)
     models.linear(tmp_path / "model.onnx", seed=15)
     for name in ("model.onnx", "eval.npz"):
-        client(gateway).upload_file(str(tmp_path / name), "models", f"bad/{name}")  # type: ignore[attr-defined]
+        gateway.client().upload_file(str(tmp_path / name), "models", f"bad/{name}")
     proxy.faults += [
         Fault(every(3, lambda _: True), 10**6, before=SLOW_DOWN),
         Fault(every(4, is_put), 10**6, after=lost),

@@ -6,13 +6,12 @@ import hashlib
 import threading
 from pathlib import Path
 
-import boto3
 import numpy as np
 import onnx_models as models
 import pytest
 from boto3.s3.transfer import TransferConfig
 from job_harness import Jobs, profiles
-from storage_servers import ACCESS, SECRET, Gateway
+from storage_servers import Gateway
 from test_artifacts import KEY, REVISION, manifest
 from trtmodel_contract.gate import Task
 from trtmodel_contract.identity import EngineSettings
@@ -22,22 +21,12 @@ from trtmodel_worker.storage import ArtifactStore, NotFound, StorageError, fetch
 pytestmark = pytest.mark.e2e
 
 
-def _client(gateway: Gateway) -> object:
-    return boto3.client(
-        "s3",
-        endpoint_url=gateway.endpoint,
-        aws_access_key_id=ACCESS,
-        aws_secret_access_key=SECRET,
-        region_name="us-east-1",
-    )
-
-
 def test_D07_the_same_content_has_one_identity_however_it_was_uploaded(
     gateway: Gateway, credentials: Path, tmp_path: Path
 ) -> None:
     content = bytes(range(256)) * (20 << 12)
     (tmp_path / "model").write_bytes(content)
-    client = _client(gateway)
+    client = gateway.client()
     etags, digests = set(), set()
     for name, part in (("single", 64 << 20), ("five", 5 << 20), ("eight", 8 << 20)):
         config = TransferConfig(multipart_threshold=part, multipart_chunksize=part, use_threads=False)
@@ -50,7 +39,7 @@ def test_D07_the_same_content_has_one_identity_however_it_was_uploaded(
 
 @pytest.mark.parametrize("key", ["models/a b+c#1/é.onnx", "x%20y.onnx", "q?x=1&y.onnx", "k" * 200])
 def test_D10_odd_keys_round_trip(gateway: Gateway, credentials: Path, tmp_path: Path, key: str) -> None:
-    _client(gateway).put_object(Bucket="models", Key=key, Body=key.encode())  # type: ignore[attr-defined]
+    gateway.client().put_object(Bucket="models", Key=key, Body=key.encode())
     found = fetch_uri(f"s3://models/{key}", gateway.storage(), credentials, tmp_path / "cache")
     assert found.path.read_bytes() == key.encode()
     assert found.path.parent == tmp_path / "cache/sha256"
@@ -66,9 +55,9 @@ def test_D10_keys_that_this_store_cannot_hold_are_refused_clearly(
 
 
 def test_D09_a_prefix_is_not_an_object(gateway: Gateway, credentials: Path, tmp_path: Path) -> None:
-    client = _client(gateway)
+    client = gateway.client()
     for key in ("m/churn-logs", "m/churn-report", "lab/model.onnx", "lab-hf/model.onnx"):
-        client.put_object(Bucket="models", Key=key, Body=key.encode())  # type: ignore[attr-defined]
+        client.put_object(Bucket="models", Key=key, Body=key.encode())
     for uri in ("s3://models/m/churn", "s3://models/lab", "s3://models/lab/"):
         with pytest.raises(StorageError) as e:
             fetch_uri(uri, gateway.storage(), credentials, tmp_path / "cache")
@@ -114,7 +103,7 @@ def test_an_artifact_round_trips_and_the_first_commit_wins(gateway: Gateway, cre
 
 
 def test_jobs_resolve_build_and_reuse_over_s3(gateway: Gateway, credentials: Path, tmp_path: Path) -> None:
-    client = _client(gateway)
+    client = gateway.client()
     x = np.random.default_rng(0).normal(size=(700, 8)).astype(np.float32)
     models.linear(tmp_path / "model.onnx")
     np.savez(tmp_path / "eval.npz", x=x)
