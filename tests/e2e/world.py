@@ -59,11 +59,9 @@ class World:
         return self.model(name)
 
     def replace_spec(self, name: str, spec: Json) -> None:
-        """The whole of it, as an edit does it."""
-        found = self.model(name)
-        found["spec"] = spec
-        del found["status"], found["metadata"]["managedFields"], found["metadata"]["resourceVersion"]
-        self.kubectl("replace", "-f", "-", text=json.dumps(found))
+        """The whole of it. `kubectl replace` reads and then writes, and fails if the operator writes between."""
+        patch = [{"op": "replace", "path": "/spec", "value": spec}]
+        self.kubectl("patch", "trtmodel", name, "--type=json", "-p", json.dumps(patch))
 
     def command(self, name: str, command: str) -> None:
         self.kubectl("annotate", "--overwrite", f"trtmodel/{name}", f"trtmodel.io/command={command}")
