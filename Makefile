@@ -1,13 +1,14 @@
 # make demo    the product on a real local cluster: four rollouts under traffic, then a table
 # make test    what is checked before each commit: style, types, layers, unit tests, tests on the real cluster
-# make matrices   rollouts and Jobs disturbed at each of their steps, thousands of times; CI runs them after make test
+# make long    what takes longer than anybody waits for: rollouts and Jobs killed at each of their steps, long runs, further
+#              scenarios on the cluster. CI runs it after make test
 SHELL := /bin/bash
 PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3.13 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 JOBS ?= 3
 
-.PHONY: help venv test lint unit matrices e2e demo demo-down lock clean bench-peers
+.PHONY: help venv test lint unit e2e long demo demo-down lock clean bench-peers
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile tests/cluster/cluster.mk
@@ -31,14 +32,15 @@ lint: venv
 	$(BIN)/lint-imports
 
 unit: venv
-	$(BIN)/pytest -n $(JOBS) -m "not e2e and not matrix" --dist worksteal
-
-matrices: venv
-	$(BIN)/pytest -n $(JOBS) -m matrix --dist worksteal
+	$(BIN)/pytest -n $(JOBS) -m "not e2e and not long" --dist worksteal
 
 # The tests on the real cluster share it: one after the other.
 e2e: venv cluster-up
-	$(BIN)/pytest -m e2e
+	$(BIN)/pytest -m "e2e and not long"
+
+long: venv cluster-up
+	$(BIN)/pytest -n $(JOBS) -m "long and not e2e" --dist worksteal
+	$(BIN)/pytest -m "e2e and long"
 
 demo: venv
 	$(BIN)/python examples/magika/demo.py

@@ -14,6 +14,7 @@ import pytest
 CLUSTER = Path(__file__).parent / "cluster" / "cluster"
 CALL_SECONDS = 60
 LEAST_ROLLOUTS = 20_000
+LONG = "long and not e2e"  # as the Makefile asks for it
 
 
 @pytest.fixture(scope="session")
@@ -53,7 +54,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Where all of the matrix ran, it was as large as is claimed for it."""
     config = session.config
-    whole = config.args_source is config.ArgsSource.TESTPATHS and config.option.markexpr == "matrix"
+    whole = config.args_source is config.ArgsSource.TESTPATHS and config.option.markexpr == LONG
     terminal = config.pluginmanager.get_plugin("terminalreporter")  # None in the processes that only run tests
     if not whole or config.option.keyword or config.option.collectonly or terminal is None or session.exitstatus:
         return

@@ -15,7 +15,7 @@ from test_crash import ends_as
 from trtmodel_operator.ports import ClusterError, Conflict, Json, Key, WorkerError
 from world import Ports, World
 
-pytestmark = pytest.mark.matrix
+pytestmark = pytest.mark.long
 
 RESYNC = 300.0  # seconds
 READS, TALK = ("get_model", "children"), ("report", "send")

@@ -57,7 +57,7 @@ def ends_as(name: str, ends: Ends, run: Run, expected: dict[str, object], where:
     assert not differing, f"{name}, {where}: {differing}"
 
 
-@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.matrix) for n in ALL])
+@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.long) for n in ALL])
 def test_a_crash_before_or_after_any_call_changes_nothing_about_the_end(
     name: str, record_property: Callable[[str, object], None]
 ) -> None:

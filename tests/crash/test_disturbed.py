@@ -85,7 +85,7 @@ def good_update() -> tuple[list[Run], dict[str, Any]]:
     return runs, essence(run.world)
 
 
-@pytest.mark.matrix
+@pytest.mark.long
 @pytest.mark.parametrize("name", DISTURBANCES)
 def test_a_good_update_ends_the_same_whatever_is_done_to_it_and_when(
     name: str, record_property: Callable[[str, object], None]

@@ -90,7 +90,7 @@ def test_C05_a_namespace_that_is_being_deleted_is_not_asked_again_and_again(name
         assert "being terminated" in json.dumps((run.world.model or {})["status"]["conditions"])
 
 
-@pytest.mark.matrix
+@pytest.mark.long
 def test_C06_an_edit_in_the_middle_of_a_pass_is_never_lost() -> None:
     whole, passes = passes_of("good update")
     ends = Ends(essence)

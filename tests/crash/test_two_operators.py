@@ -15,7 +15,7 @@ from trtmodel_operator.ports import ClusterError, Conflict
 from trtmodel_operator.reconcile import Reconciler
 from world import Ports, World
 
-pytestmark = pytest.mark.matrix
+pytestmark = pytest.mark.long
 
 WHILE_PAUSED = (1, 3, 12)  # passes of the new leader
 

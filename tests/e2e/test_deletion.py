@@ -45,6 +45,7 @@ def delete_namespace(cluster: Cluster) -> float:
     return time.monotonic() - began
 
 
+@pytest.mark.long
 def test_a_namespace_with_models_goes_without_an_operator(
     world: World, cluster: Cluster, operator: Operator, endpoint: str
 ) -> None:

@@ -26,7 +26,7 @@ from trtmodel_worker.engines.building import CalibrationData
 from trtmodel_worker.engines.onnxruntime.build import OnnxBuilder
 from trtmodel_worker.engines.registry import builder, runtime
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 TYPES = {".py": "python", ".pyc": "pythonbytecode", ".so": "elf", ".json": "json", ".txt": "txt", ".h": "c"}
 PROFILES = (Profile({"bytes": ShapeRange((1, 2048), (8, 2048), (8, 2048))}),)

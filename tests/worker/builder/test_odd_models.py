@@ -23,7 +23,7 @@ from trtmodel_worker.builder.wanted import Request
 from trtmodel_worker.engines.base import DTYPES
 from trtmodel_worker.engines.building import Graph
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 PROCESSES = 2
 BATCH = 20
 SAMPLES = 8

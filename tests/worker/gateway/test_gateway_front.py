@@ -316,6 +316,7 @@ def refuses(port: int) -> bool:
     return False
 
 
+@pytest.mark.long
 def test_connections_are_asked_to_leave_while_calls_are_accepted_so_that_none_fails(front: ScriptedFront) -> None:
     """The client calls without pause until its connection was asked to leave: then a Service would lead elsewhere."""
     front.answer = live_or(http_answer(200, ANSWER, RAW))

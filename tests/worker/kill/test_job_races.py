@@ -15,7 +15,7 @@ from kill_scenarios import (
     still_damaged,
 )
 
-pytestmark = [pytest.mark.matrix, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]
 SHARES = 2
 
 

@@ -17,7 +17,7 @@ from trtmodel_contract.keeping import Cause, Revocation
 from trtmodel_worker.builder import pins
 
 LONG_AGO = 1_600_000_000
-pytestmark = [pytest.mark.matrix, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]
 SHARES = 2
 
 

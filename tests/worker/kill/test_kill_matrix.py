@@ -23,7 +23,7 @@ from kill_scenarios import (
 from trtmodel_contract.jobs import Reason
 from trtmodel_contract.storelayout import pins_prefix
 
-pytestmark = [pytest.mark.matrix, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]
 SHARES = 2  # tests of a scenario, so that two processes can have one each
 
 

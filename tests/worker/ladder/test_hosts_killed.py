@@ -45,6 +45,7 @@ def with_standby(
     return worker, pid
 
 
+@pytest.mark.long
 def test_of_two_hosts_one_is_killed_twenty_times(start_worker: Start, operator: Operator, bucket: Bucket) -> None:
     worker = serve(start_worker, operator, bucket, {"work": 0.002}, TRTMODEL_HOSTS="2").worker
     with Clients(worker.port, BOTH, 6, rows=(1, 2, 3), pause=0.003) as clients:

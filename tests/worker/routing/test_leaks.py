@@ -58,6 +58,7 @@ def kib(worker: WorkerProcess, what: str) -> int:
     return int(text.split(f"{what}:")[1].split()[0])
 
 
+@pytest.mark.long
 def test_E04_twenty_broken_engines_leave_no_descriptor_memory_or_host_behind_and_a_good_one_follows(
     worker: WorkerProcess, bucket: Bucket, operator: Operator
 ) -> None:

@@ -23,7 +23,7 @@ from trtmodel_worker.storage import ArtifactStore, StorageError, fetch_source, f
 from trtmodel_worker.storage.backends import open_store
 from trtmodel_worker.storage.partial import PART_BYTES
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.long
 
 BIG = hashlib.sha256(b"model").digest() * (5 * PART_BYTES // 64)
 DIGEST = hashlib.sha256(BIG).hexdigest()

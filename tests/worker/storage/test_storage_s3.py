@@ -18,7 +18,7 @@ from trtmodel_contract.identity import EngineSettings
 from trtmodel_contract.jobs import DataSet, Reason
 from trtmodel_worker.storage import ArtifactStore, NotFound, StorageError, fetch_uri
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.long
 
 
 def test_D07_the_same_content_has_one_identity_however_it_was_uploaded(

@@ -237,7 +237,7 @@ def test_E15_the_first_requests_of_a_new_engine_are_no_slower_than_the_others(
     assert slowest < 0.2
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(400)  # a swap starts a process, which takes long on a busy machine
 def test_a_hundred_swaps_leave_descriptors_and_memory_flat(worker: WorkerProcess, engines: list[Any]) -> None:
     v1, v2, _ = engines
