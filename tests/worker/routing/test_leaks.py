@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 from trtmodel_contract.control import EngineState
 from trtmodel_contract.manifest import TensorSpec
 from worker_harness import REVISION_1, REVISION_2, Bucket, Load, Operator, WorkerProcess, eventually, fp32
