@@ -19,22 +19,20 @@ import sys
 import tempfile
 import time
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import date
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [
-    str(ROOT / "bench" / "peers"),
-    str(ROOT / "worker"),
-    str(ROOT / "contract"),
-    str(ROOT / "examples/magika"),
-]
+sys.path[:0] = [str(ROOT / "bench" / "peers")]
 
 from catalogue import Setup  # noqa: E402
-from models import make  # noqa: E402
+from models import BenchModel, make  # noqa: E402
 from processes import free_port  # noqa: E402
 from us import Artifacts, OurServer  # noqa: E402
 
@@ -53,34 +51,40 @@ def main() -> None:
 
 def measure(folder: Path, swaps: int, share: float) -> None:
     model = make("magika", folder / "models")
-    label = int(np.argmax(model.expected[0]))
     artifacts = Artifacts(folder / "artifacts")
     artifacts.get(model, 2)  # built before there is any load
     server = OurServer(artifacts, Setup(model, "binary", 2, 5.0, folder))
     server.start()
     try:
-        url = f"http://127.0.0.1:{server.port}"
-        wait_ready(url)
-        (folder / "request").write_bytes(request(model.sample))
-        np.savez(folder / "requests.npz", bytes=model.sample, labels=np.array([label]))
-        rate = share * capacity(server.port, folder / "request")
-        port = free_port()
-        command = [sys.executable, str(ROOT / "examples/magika/load.py"), "--url", url, "--model", MODEL]
-        command += ["--requests", str(folder / "requests.npz"), "--rate", f"{rate:.1f}", "--seconds", "86400"]
-        load = subprocess.Popen([*command, "--port", str(port)], stdout=subprocess.DEVNULL)
-        try:
-            print(f"{date.today()}, {os.cpu_count()} cores, Python {platform.python_version()}, "
+        with load(server, model, share, folder) as (port, rate):
+            print(f"{date.today()}, {len(os.sched_getaffinity(0))} cores, Python {platform.python_version()}, "
                   f"load average {os.getloadavg()[0]:.1f}, Magika FP32, {rate:.0f} requests/s, {share:.0%} of the "
-                  f"capacity\n")  # fmt: skip
+                  f"capacity\n", flush=True)  # fmt: skip
             report([one(server, port, number) for number in range(swaps)])
-        finally:
-            load.terminate()
-            load.wait()
     finally:
         server.stop()
 
 
-def one(server: OurServer, port: int, number: int) -> tuple[dict[str, float], dict[str, float], float]:
+@contextmanager
+def load(server: OurServer, model: BenchModel, share: float, folder: Path) -> Iterator[tuple[int, float]]:
+    """The demo's load on a server that starts: where its summaries are, and its rate, a `share` of the capacity."""
+    url = f"http://127.0.0.1:{server.port}"
+    wait_for(f"{url}/v2/health/ready", "the worker was not ready in time")
+    (folder / "request").write_bytes(request(model.sample))
+    np.savez(folder / "requests.npz", bytes=model.sample, labels=np.array([int(np.argmax(model.expected[0]))]))
+    rate, port = share * capacity(server.port, folder / "request"), free_port()
+    command = [sys.executable, str(ROOT / "examples/magika/load.py"), "--url", url, "--model", MODEL]
+    command += ["--requests", str(folder / "requests.npz"), "--rate", f"{rate:.1f}", "--seconds", "86400"]
+    process = subprocess.Popen([*command, "--port", str(port)], stdout=subprocess.DEVNULL)
+    try:
+        wait_for(f"http://127.0.0.1:{port}/healthz", "the load generator did not start")
+        yield port, rate
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def one(server: OurServer, port: int, number: int) -> tuple[dict[str, Any], dict[str, Any], float]:
     """Summaries before and during one swap, and how long it took."""
     time.sleep(QUIET_SECONDS)  # this is the measurement
     began = time.time()
@@ -90,7 +94,7 @@ def one(server: OurServer, port: int, number: int) -> tuple[dict[str, float], di
     return summary(port, began - QUIET_SECONDS, began), summary(port, began, ended + 0.5), ended - began
 
 
-def report(found: list[tuple[dict[str, float], dict[str, float], float]]) -> None:
+def report(found: list[tuple[dict[str, Any], dict[str, Any], float]]) -> None:
     print("| | requests | failed | p50 ms | p99 ms | max ms |\n|---|---|---|---|---|---|")
     for name, parts in (("before", [f[0] for f in found]), ("during", [f[1] for f in found])):
         sent, failed = sum(p["sent"] for p in parts), sum(p["failed"] for p in parts)
@@ -118,20 +122,21 @@ def capacity(port: int, request: Path) -> float:
     return float(found["requests"] / found["seconds"])
 
 
-def summary(port: int, begin: float, end: float) -> dict[str, float]:
+def summary(port: int, begin: float, end: float) -> dict[str, Any]:
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/summary?from={begin}&to={end}", timeout=10) as answer:
-        return json.load(answer)
+        found: dict[str, Any] = json.load(answer)
+        return found
 
 
-def wait_ready(url: str, seconds: float = 120.0) -> None:
+def wait_for(url: str, trouble: str, seconds: float = 120.0) -> None:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         try:
-            with urllib.request.urlopen(f"{url}/v2/health/ready", timeout=5):
+            with urllib.request.urlopen(url, timeout=5):
                 return
         except OSError:
             time.sleep(0.1)
-    sys.exit("the worker was not ready in time")
+    sys.exit(trouble)
 
 
 if __name__ == "__main__":

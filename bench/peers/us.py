@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = [str(ROOT / "worker"), str(ROOT / "contract")]
+sys.path[:0] = PACKAGES
 sys.path.append(str(ROOT / "tests" / "worker"))
+FOUND = {"PYTHONPATH": os.pathsep.join(PACKAGES)}  # also by processes of an interpreter that has only what they need
 
 import numpy as np  # noqa: E402
 from catalogue import Setup  # noqa: E402
@@ -48,7 +52,7 @@ class Artifacts:
         if key not in self._built:
             jobs = self._jobs_of(model)
             jobs.source = f"file://{model.versions[version - 1]}"
-            code, result = jobs.build()
+            code, result = jobs.build(**FOUND)
             if code or result.build is None:
                 raise RuntimeError(f"{model.name}, version {version}, was not built: {result.message}")
             made = result.build.artifact
@@ -79,7 +83,7 @@ class OurServer:
             setup.folder / "worker", self._operator, bucket,
             TRTMODEL_RUNTIME="ONNXRuntime", TRTMODEL_CONTEXTS=str(setup.parallel),
             TRTMODEL_GRPC_PORT=str(free_port()), TRTMODEL_REQUEST_TIMEOUT_SECONDS=f"{setup.deadline_seconds:g}",
-            OPENBLAS_NUM_THREADS="1",
+            OPENBLAS_NUM_THREADS="1", **FOUND,
         )  # fmt: skip
         self.port = self._worker.port
         self._standby = self._signed(2) if standby else None
