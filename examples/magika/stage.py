@@ -74,7 +74,7 @@ def manifest(path: Path, environment: Mapping[str, str]) -> str:
 def install(kubectl: Kubectl, images: Mapping[str, str]) -> None:
     """For the demo's namespace only, so that it disturbs no other installation. helm never changes a definition that
     is there: it is applied first."""
-    kubectl.run("apply", "--server-side", "--force-conflicts", "-f", CHART / "crds")
+    kubectl.run("apply", "--server-side", "--force-conflicts", "-f", CHART / "files" / "trtmodel.yaml")
     repository, tag = images["OPERATOR_IMAGE"].rsplit(":", 1)
     values = {
         "image.repository": repository,
@@ -85,7 +85,7 @@ def install(kubectl: Kubectl, images: Mapping[str, str]) -> None:
     helm = kubectl.environment.get("HELM", "helm")
     command: list[str | Path] = [
         helm, "upgrade", "--install", "trtmodel", CHART, "--namespace", OPERATOR_NAMESPACE, "--create-namespace",
-        "--skip-crds", "--wait", "--timeout", "3m",
+        "--set", "crds.install=false", "--wait", "--timeout", "3m",
     ]  # fmt: skip
     for name, value in values.items():
         command += ["--set-string", f"{name}={value}"]

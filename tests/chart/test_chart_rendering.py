@@ -5,13 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import yaml
 from chart_helm import CHART, Helm, Json, one
 from trtmodel_operator.settings import from_environment
 
 pytestmark = pytest.mark.e2e  # helm is built with the local cluster
 
-EXPECTED = {"ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding", "Deployment", "PriorityClass"}
-NO_NAMESPACE = ("ClusterRole", "ClusterRoleBinding", "PriorityClass")
+EXPECTED = {
+    "ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding", "Deployment", "PriorityClass", "Pod",
+    "Service", "CustomResourceDefinition",
+}  # fmt: skip
+NO_NAMESPACE = ("ClusterRole", "ClusterRoleBinding", "PriorityClass", "CustomResourceDefinition")
 WRITE = {"create", "update", "patch", "delete", "deletecollection", "*"}
 
 
@@ -43,8 +47,12 @@ def test_the_objects_are_the_expected_ones(helm: Helm) -> None:
     assert {o["kind"] for o in helm.template()} == EXPECTED
 
 
-def test_the_definition_of_trtmodel_comes_with_the_chart(helm: Helm) -> None:
-    assert "name: trtmodels.trtmodel.io" in helm.ok("show", "crds", str(CHART))
+def test_the_definition_of_trtmodel_is_upgraded_with_the_release_and_outlives_it(helm: Helm) -> None:
+    definition = one(helm.template(), "CustomResourceDefinition")
+    assert definition == yaml.safe_load((CHART / "files" / "trtmodel.yaml").read_text())
+    assert definition["metadata"]["name"] == "trtmodels.trtmodel.io"
+    assert definition["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
+    assert not [o for o in helm.template("crds.install=false") if o["kind"] == "CustomResourceDefinition"]
 
 
 def test_everything_lies_in_the_namespace_of_the_release(helm: Helm) -> None:
@@ -123,7 +131,10 @@ def test_a_digest_goes_before_a_tag(helm: Helm) -> None:
 
 
 def test_two_releases_have_different_names(helm: Helm) -> None:
-    names = [{(o["kind"], o["metadata"]["name"]) for o in helm.template(release=r)} for r in ("one", "two")]
+    names = [
+        {(o["kind"], o["metadata"]["name"]) for o in helm.template("crds.install=false", release=r)}
+        for r in ("one", "two")
+    ]
     assert not names[0] & names[1]
 
 
@@ -154,7 +165,7 @@ def test_no_rule_has_a_wildcard(helm: Helm) -> None:
 
 def test_pods_are_only_looked_at(helm: Helm) -> None:
     verbs = [set(r["verbs"]) for r in rules_of_the_operator(helm.template()) if "pods" in r["resources"]]
-    assert verbs == [{"get", "list", "watch"}]
+    assert verbs == [{"list", "watch"}]
 
 
 def test_with_named_namespaces_the_operator_has_no_right_elsewhere(helm: Helm) -> None:
@@ -170,7 +181,8 @@ def test_with_named_namespaces_the_operator_has_no_right_elsewhere(helm: Helm) -
 
 
 def test_without_rbac_there_are_no_roles(helm: Helm) -> None:
-    assert {o["kind"] for o in helm.template("rbac.create=false")} == {"ServiceAccount", "Deployment", "PriorityClass"}
+    kinds = {o["kind"] for o in helm.template("rbac.create=false")}
+    assert kinds == {k for k in EXPECTED if "Role" not in k}
 
 
 def test_builds_drive_no_other_pod_away_and_wait_behind_pods_that_serve(helm: Helm) -> None:

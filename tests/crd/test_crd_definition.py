@@ -12,7 +12,7 @@ from trtmodel_contract.gate import Task, Thresholds, Verdict
 from trtmodel_contract.identity import Calibration, EngineSettings, Storage
 
 KUBERNETES_LIMIT = 256 * 1024  # of all annotations: kubectl apply keeps the whole text in one
-CHART_COPY = ROOT / "charts/trtmodel-operator/crds/trtmodel.yaml"
+CHART_COPY = ROOT / "charts/trtmodel-operator/files/trtmodel.yaml"
 
 
 def nodes(node: Json, path: str = "") -> Iterator[tuple[str, Json]]:

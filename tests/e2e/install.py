@@ -43,9 +43,9 @@ class Operator:
     def install(self, replicas: int = 1) -> None:
         """Also changes the number of replicas. helm never changes a definition that is there: it is applied first."""
         repository, tag = self._images.operator.rsplit(":", 1)
-        self._cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", CHART / "crds")
+        self._cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", CHART / "files" / "trtmodel.yaml")
         self._helm(
-            "upgrade", "--install", RELEASE, str(CHART), "--skip-crds", "--wait", "--timeout", "2m",
+            "upgrade", "--install", RELEASE, str(CHART), "--set", "crds.install=false", "--wait", "--timeout", "2m",
             "--set-string", f"image.repository={repository},image.tag={tag},worker.image={self._images.worker}",
             "--set", f"watchNamespaces={{{','.join(self._namespaces)}}},rbac.aggregate=false,replicas={replicas}",
         )  # fmt: skip

@@ -47,34 +47,115 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 
-{{/* What the operator may do where its models are. No Secrets: Jobs and workers mount them by name, it reads none. */}}
+{{/* Who may read metrics. */}}
+{{- define "operator.metricsFrom" -}}
+{{- if .Values.networkPolicy.metricsFrom -}}
+{{ toYaml .Values.networkPolicy.metricsFrom }}
+{{- else -}}
+- namespaceSelector: {}
+{{- end -}}
+{{- end -}}
+
+{{/* The operator's own pods, as a peer of pods in other namespaces. */}}
+{{- define "operator.peer" -}}
+- namespaceSelector:
+    matchLabels: {kubernetes.io/metadata.name: {{ .Release.Namespace }}}
+  podSelector:
+    matchLabels: {{- include "operator.selector" . | nindent 6 }}
+{{- end -}}
+
+{{- define "operator.podSecurity" -}}
+runAsNonRoot: true
+runAsUser: 10001
+runAsGroup: 10001
+seccompProfile: {type: RuntimeDefault}
+{{- end -}}
+
+{{- define "operator.containerSecurity" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities: {drop: [ALL]}
+{{- end -}}
+
+{{- define "operator.scheduling" -}}
+{{- with .Values.nodeSelector }}
+nodeSelector: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.tolerations }}
+tolerations: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{/* A constraint that says nothing of whom it is about is about the operator's pods. */}}
+{{- define "operator.spread" -}}
+{{- $mine := dict "labelSelector" (dict "matchLabels" (include "operator.selector" . | fromYaml)) -}}
+{{- $default := list (dict "maxSkew" 1 "topologyKey" "kubernetes.io/hostname" "whenUnsatisfiable" "ScheduleAnyway") -}}
+{{- $all := list -}}
+{{- range .Values.topologySpreadConstraints | default $default -}}
+{{- $all = append $all (merge (dict) . $mine) -}}
+{{- end -}}
+{{ toYaml $all }}
+{{- end -}}
+
+{{/* What the operator may do where its models are: no Secrets, since Jobs and workers mount them by name and it reads
+none. Each verb is a call in operator/trtmodel_operator/adapters; a test compares both lists. */}}
 {{- define "operator.rules" -}}
 - apiGroups: [trtmodel.io]
   resources: [trtmodels]
-  verbs: [get, list, watch]
+  verbs:
+  - get  # the start of each pass
+  - list  # the resync, and the informer's start
+  - watch  # the informer
 - apiGroups: [trtmodel.io]
   resources: [trtmodels/status]
-  verbs: [get, update, patch]
-# Where OwnerReferencesPermissionEnforcement is on, owning a child takes this; the operator sets no finalizer.
+  verbs:
+  - patch  # memory and conditions, by server-side apply
 - apiGroups: [trtmodel.io]
   resources: [trtmodels/finalizers]
-  verbs: [update]
+  verbs:
+  - update  # children name their owner with blockOwnerDeletion, which OwnerReferencesPermissionEnforcement guards
 - apiGroups: [batch]
   resources: [jobs]
-  verbs: [get, list, watch, create, patch, delete]
+  verbs:
+  - get  # before a build of another model is joined or left
+  - list  # children of a model; builds that wait for their turn
+  - watch  # the informer: a Job that ended
+  - create  # resolve and build
+  - patch  # a build's turn (suspend), and its further owners
+  - delete  # a Job that nobody waits for any more
 - apiGroups: [apps]
   resources: [deployments]
-  verbs: [get, list, watch, create, patch, delete]
+  verbs:
+  - list  # children of a model
+  - watch  # the informer
+  - create  # the workers of a target, by server-side apply, which asks for both
+  - patch
+  - delete  # a target that the spec names no more
 - apiGroups: [""]
-  resources: [services, configmaps]
-  verbs: [get, list, watch, create, patch, delete]
+  resources: [services]
+  verbs:
+  - list  # children of a model
+  - create  # before the workers, by server-side apply
+  - patch
+- apiGroups: [""]
+  resources: [configmaps]
+  verbs:
+  - list  # children of a model
+  - create  # boot pointers and public keys, by server-side apply
+  - patch
+  - delete  # the pointer of a target that the spec names no more
 - apiGroups: [policy]
   resources: [poddisruptionbudgets]
-  verbs: [get, create, patch]
+  verbs:
+  - create  # of workers, by server-side apply
+  - patch
 - apiGroups: [""]
   resources: [pods]
-  verbs: [get, list, watch]
-- apiGroups: ["", events.k8s.io]
+  verbs:
+  - list  # workers to ask, and what Jobs said at their end
+  - watch  # the informer: a worker that came or went
+- apiGroups: [events.k8s.io]
   resources: [events]
-  verbs: [create, patch]
+  verbs:
+  - create  # what people see with kubectl describe
 {{- end -}}
