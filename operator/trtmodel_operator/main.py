@@ -153,8 +153,8 @@ async def run(settings: Settings) -> None:
         signer = await load_or_create(cluster, settings.namespace, settings.key_secret)
         installation = await installation_id(cluster, settings.namespace, settings.key_secret)
         clock, queue, witness = SystemClock(), WorkQueue(), Witness()
-        workers = HttpWorkers(signer, clock, queue.add)
-        metrics.watch(queue.depth, queue.oldest, lambda: workers.following)
+        workers = HttpWorkers(signer, clock, queue.add, on_call=metrics.asked_worker)
+        metrics.watch(queue.depth, queue.oldest, lambda: workers.following, lambda: len(signer.public_keys()))
         builds = BuildQueue(cluster, settings.max_builds, clock.now, metrics.count_builds)
         rotation = Rotation(
             cluster,

@@ -9,7 +9,7 @@ from trtmodel_contract.control import DesiredRequest, Report
 from trtmodel_contract.progress import JobProgress
 from trtmodel_contract.signing import Signature
 
-from trtmodel_operator.model import Decision, Memory, Observed
+from trtmodel_operator.model import Decision, Observed
 
 Key = tuple[str, str]  # namespace, name
 Json = dict[str, Any]
@@ -120,7 +120,7 @@ class KeyWatch(Protocol):
 class Metrics(Protocol):
     """What the reconciler counts. Called only after what is counted was persisted."""
 
-    def persisted(self, key: Key, before: Memory, decision: Decision) -> None:
+    def persisted(self, key: Key, seen: Observed, decision: Decision, status: Mapping[str, object]) -> None:
         """What changed between two memories, and where the model stands."""
         ...
 

@@ -170,7 +170,7 @@ class Reconciler:
             await self.cluster.write_status(key, status)
         for notice in conditions.events(previous, status, decision.notices):
             await self.cluster.post_event(raw, notice.reason, notice.message, warning=notice.warning)
-        self.metrics.persisted(key, observed.memory, decision)
+        self.metrics.persisted(key, observed, decision, status)
 
 
 def _reachable(observed: Observed) -> list[ObservedWorker]:

@@ -36,7 +36,7 @@ from trtmodel_contract.jobs import (
 )
 from trtmodel_contract.signing import Signature
 from trtmodel_operator.manifests import LABEL_TARGET
-from trtmodel_operator.model import Decision, Memory
+from trtmodel_operator.model import Decision, Memory, Observed
 from trtmodel_operator.ports import ClusterError, Conflict, Json, Key, WorkerError
 
 T = TypeVar("T")
@@ -568,7 +568,7 @@ class Ports:
     def now(self) -> float:
         return self.world.time
 
-    def persisted(self, key: Key, before: Memory, decision: Decision) -> None:
+    def persisted(self, key: Key, seen: Observed, decision: Decision, status: Mapping[str, object]) -> None:
         pass
 
     def forget(self, key: Key) -> None:

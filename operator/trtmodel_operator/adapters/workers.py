@@ -32,8 +32,11 @@ WAIT = 30  # seconds that a worker may keep a long poll open; must be less than 
 FOLLOWED_MOST = 4096  # workers with a long poll; the others are seen when the reconciler looks again
 REPORT_BYTES = 4 << 20  # a longer answer is refused
 RETRY_MOST = 30.0
+_RESULTS = {401: "unauthorized", 409: "conflict"}
 
 log = logging.getLogger(__name__)
+
+OnCall = Callable[[str, str], None]  # verb; ok, conflict, refused, unauthorized or unreachable
 
 
 class HttpWorkers:
@@ -41,9 +44,16 @@ class HttpWorkers:
     Open it in the event loop that uses it; close it."""
 
     def __init__(
-        self, signer: Signer, clock: Clock, changed: Callable[[Key], None], *, port: int = CONTROL_PORT
+        self,
+        signer: Signer,
+        clock: Clock,
+        changed: Callable[[Key], None],
+        *,
+        port: int = CONTROL_PORT,
+        on_call: OnCall = lambda *_: None,
     ) -> None:
         self._signer, self._clock, self._changed, self._port = signer, clock, changed, port
+        self._on_call = on_call
         # Workers close their connections in their own time: without keep-alive no request meets a closed one.
         connector = aiohttp.TCPConnector(limit=0, force_close=True)
         self._session = aiohttp.ClientSession(connector=connector, trust_env=False, auto_decompress=False)
@@ -131,13 +141,22 @@ class HttpWorkers:
         url = f"http://{host}:{self._port}{path}"
         limits = aiohttp.ClientTimeout(total=timeout, connect=min(timeout, REPORT_TIMEOUT))
         options: dict[str, Any] = {"headers": headers, "timeout": limits, "allow_redirects": False}
+        result = "unreachable"
         try:
             async with self._session.request(method, url, data=body or None, **options) as answer:
-                return answer.status, await _read(answer)
+                found = answer.status, await _read(answer)
+                result = _RESULTS.get(answer.status, "ok" if 200 <= answer.status < 300 else "refused")
+                return found
         except TimeoutError as e:
             raise WorkerError(f"no answer from {ip}:{self._port} within {timeout:g} s") from e
         except (aiohttp.ClientError, OSError) as e:
             raise WorkerError(f"{ip}:{self._port} cannot be reached: {e}") from e
+        except asyncio.CancelledError:
+            result = ""  # nobody waits for this answer any more: a worker that went, or the end of the process
+            raise
+        finally:
+            if result:
+                self._on_call(method, result)
 
 
 async def _read(answer: aiohttp.ClientResponse) -> bytes:

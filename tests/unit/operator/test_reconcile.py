@@ -130,7 +130,7 @@ class World:
     def follow(self, key: Key, workers: Mapping[str, tuple[str, int]]) -> None:
         self.followed = workers
 
-    def persisted(self, key: Key, before: Memory, decision: Decision) -> None:
+    def persisted(self, key: Key, seen: Observed, decision: Decision, status: Mapping[str, object]) -> None:
         self.log.append("metrics")
         self.persisted_calls += 1
 

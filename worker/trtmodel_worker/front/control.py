@@ -49,6 +49,7 @@ class ControlEndpoints:
         try:
             self._authenticate(request)
         except Untrusted as e:
+            self._worker.untrusted["request"] += 1
             _refuse(request, 401, "Unauthorized", str(e))
             return
         if request.path == DESIRED_PATH.encode():

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector,
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
-from trtmodel_contract.control import OutputAgreement
+from trtmodel_contract.control import MemoryReport, OutputAgreement
 
 from trtmodel_worker.front.endpoints import Endpoints
 from trtmodel_worker.front.http import HttpServer
@@ -70,7 +70,12 @@ class WorkerCollector(Collector):
         )
         for status, count in self._endpoints.unrouted.items():
             unrouted.add_metric([str(status)], count)
-        yield from (responses, failures, unrouted)
+        untrusted = CounterMetricFamily(
+            "trtmodel_untrusted", "Requests, pointers and engines whose signature was not accepted", labels=["what"]
+        )
+        for what, count in self._worker.untrusted.items():
+            untrusted.add_metric([what], count)
+        yield from (responses, failures, unrouted, untrusted)
         plain: tuple[tuple[str, str, Callable[[RevisionStats], int]], ...] = (
             ("lane_hits", "Requests that found a lane free", lambda s: s.lane_hits),
             ("lane_waits", "Requests that waited for a lane", lambda s: s.lane_waits),
@@ -83,6 +88,7 @@ class WorkerCollector(Collector):
             ("padded_rows", "Rows added to fill a bucket", lambda s: s.padded_rows),
             ("split_batches", "Failed batches that were run again request by request", lambda s: s.splits),
             ("retries", "Requests run again after a failure that may pass", lambda s: s.retries),
+            ("retries_denied", "Retries that the budget did not allow any more", lambda s: s.denied),
             ("hedges", "Overdue batches that were also run elsewhere", lambda s: s.hedges),
             ("hedge_wins", "Hedges that answered first", lambda s: s.hedge_wins),
             ("probes", "Idle lanes that ran the golden samples again", lambda s: s.probes),
@@ -126,10 +132,14 @@ class WorkerCollector(Collector):
 
     def _memory(self) -> Iterator[Metric]:
         told = self._worker.swapper.room.report
-        if told is not None:
-            yield _gauge("memory_needed_bytes", "Host memory that the last prepared engine needs", told.need_host_bytes)
-            if told.free_host_bytes is not None:
-                yield _gauge("memory_free_bytes", "Host memory that was free for it", told.free_host_bytes)
+        parts: tuple[tuple[str, str, Callable[[MemoryReport], int | None]], ...] = (
+            ("memory_needed_bytes", "Host memory that the last prepared engine needs", lambda m: m.need_host_bytes),
+            ("memory_free_bytes", "Host memory that was free for it", lambda m: m.free_host_bytes),
+            ("device_memory_needed_bytes", "Device memory that it needs", lambda m: m.need_device_bytes),
+            ("device_memory_free_bytes", "Device memory that was free for it", lambda m: m.free_device_bytes),
+        )
+        for name, text, part in parts:
+            yield _gauge(name, text, part(told) if told is not None else None)
         loads = GaugeMetricFamily(
             "trtmodel_load_seconds", "Seconds until the engine was loaded, warm and self-tested", labels=["revision"]
         )
@@ -177,9 +187,9 @@ class WorkerCollector(Collector):
         yield _gauge("arena_bytes", "Bytes of shared memory for requests, at most", worker.arenas.total_bytes)
         yield _gauge("sequence", "Sequence of the desired state that is held", worker.held.sequence)
         flipped = worker.swapper.flipped
-        if flipped is not None:
-            yield _gauge("flip_seconds", "How long the last change of routes took", flipped.seconds)
+        yield _gauge("flip_seconds", "How long the last change of routes took", flipped.seconds if flipped else None)
 
 
-def _gauge(name: str, text: str, value: float) -> Metric:
+def _gauge(name: str, text: str, value: float | None) -> Metric:
+    """Without a sample where there is no value yet."""
     return GaugeMetricFamily(f"trtmodel_{name}", text, value=value)

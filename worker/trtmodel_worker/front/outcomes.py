@@ -153,6 +153,7 @@ class Outcomes:
             costs += cost
             again.append(call)
         if costs and not self._budget.take(costs):
+            self._stats.denied += costs
             for call in again:
                 self._give_up(call, failure, text)
             return

@@ -35,9 +35,10 @@ class Histogram:
 class RevisionStats:
     """What the engines of one revision did. `responses` by HTTP status; seconds from admission: waiting for a lane, in
     the engine, all of it. `batches` and `rows` that were dispatched, `padded_rows` that were added to fill a
-    bucket, `splits` of a failed batch into its requests. The ladder: `retries`, `hedges` and those that answered
-    first, `replays` after a death, `probes` of idle lanes, lanes that a host rebuilt. As a shadow: requests of
-    stable that were `mirrored`, dropped or failed, and the `agreement` with stable by output."""
+    bucket, `splits` of a failed batch into its requests. The ladder: `retries` and those that were `denied` for want of
+    budget, `hedges` and those that answered first, `replays` after a death, `probes` of idle lanes, lanes that a host
+    rebuilt. As a shadow: requests of stable that were `mirrored`, dropped or failed, and the `agreement` with stable by
+    output."""
 
     def __init__(self) -> None:
         self.responses: dict[int, int] = {}
@@ -56,6 +57,7 @@ class RevisionStats:
         self.padded_rows = 0
         self.splits = 0
         self.retries = 0
+        self.denied = 0
         self.hedges = 0
         self.hedge_wins = 0
         self.probes = 0

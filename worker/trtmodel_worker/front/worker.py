@@ -46,6 +46,7 @@ log = logging.getLogger(__name__)
 DEBOUNCE_SECONDS = 10.0  # a host that is being replaced makes nobody leave the Service so soon
 KEPT_STATS = 16
 MOST_LANES = 8  # that contexts: Auto chooses
+SIGNED = ("request", "pointer", "engine")  # what this worker follows only if the operator signed it
 _DESCRIBE_RETRY_SECONDS = 5.0
 _TRAFFIC_SECONDS = 1.0
 _DEVICE_SECONDS = 1.0
@@ -69,6 +70,7 @@ class Worker:
         self.windows = Windows()
         self.keyring = Keyring({})
         self.stats: dict[str, RevisionStats] = {}
+        self.untrusted = dict.fromkeys(SIGNED, 0)
         self.arenas = Arenas((settings.lanes or MOST_LANES) * settings.hosts, settings.output_bytes)
         self.hosts = Hosts(settings.runtime, self._is_crowded)
         self.machine: Machine | None = None
@@ -168,6 +170,7 @@ class Worker:
         try:
             pointer = pointers.verified(mounted, self.keyring, self.model)
         except (Untrusted, DocumentError) as e:
+            self.untrusted["pointer"] += 1
             self._say(f"the mounted pointer is not followed: {e}")
             return
         self._pointer = pointer
@@ -213,7 +216,11 @@ class Worker:
         progress: Progress,
         make_room: MakeRoom,
     ) -> Engine:
-        authorize(artifact, self.model, self.keyring)
+        try:
+            authorize(artifact, self.model, self.keyring)
+        except Refused:
+            self.untrusted["engine"] += 1
+            raise
         if self._pointer is None or self.machine is None:
             raise Refused("NotStarted", "no pointer was mounted yet", transient=True)
         progress(EngineState.FETCHING)
