@@ -62,6 +62,8 @@ def orphans(jobs: Sequence[Json], now: float) -> list[Json]:
     for job in jobs:
         owners = job["metadata"].get("ownerReferences") or ()
         made = datetime.datetime.fromisoformat(job["metadata"]["creationTimestamp"]).timestamp()
+        if _label(job, LABEL_KIND) == JobKind.COLLECT.value:
+            continue  # it never has an owner, and ends by its deadline
         if not any(o.get("kind") == KIND for o in owners) and not _ended(job) and now - made > ORPHAN_AGE:
             found.append(job)
     return found

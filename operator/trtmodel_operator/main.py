@@ -27,6 +27,7 @@ from trtmodel_operator.adapters.progress import HttpProgress
 from trtmodel_operator.adapters.signing import SigningKeyError, installation_id, load_or_create
 from trtmodel_operator.adapters.workers import HttpWorkers
 from trtmodel_operator.buildqueue import BuildQueue
+from trtmodel_operator.collector import Collector, CollectPolicy
 from trtmodel_operator.controller import Controller, Witness
 from trtmodel_operator.health import Health
 from trtmodel_operator.lease import Lease
@@ -41,6 +42,7 @@ from trtmodel_operator.settings import Settings, SettingsError, from_environment
 EXIT_FAILED = 1
 EXIT_MISCONFIGURED = 2
 LIST_PAGE = 500
+HOUR = 3600
 CHILDREN = (("", "v1", "pods"), ("batch", "v1", "jobs"), ("apps", "v1", "deployments"))  # watched by label
 
 log = logging.getLogger("trtmodel_operator.main")  # also when run as __main__
@@ -166,6 +168,11 @@ async def run(settings: Settings) -> None:
             now=clock.now,
             max_age=settings.key_max_age_days * DAY,
         )
+        job_policy = JobPolicy(settings.max_builds > 0, settings.job_priority_class)
+        collecting = CollectPolicy(
+            settings.collect_every_hours * HOUR, settings.collect_delete, settings.collect_grace_hours * HOUR
+        )
+        collector = Collector(cluster, collecting, job_policy, settings.worker_image, installation, clock.now)
         progress = HttpProgress()
         stack.push_async_callback(progress.close)
         reconciler = Reconciler(
@@ -177,7 +184,7 @@ async def run(settings: Settings) -> None:
             settings.worker_image,
             progress=progress,
             keys=rotation,
-            job_policy=JobPolicy(settings.max_builds > 0, settings.job_priority_class),
+            job_policy=job_policy,
             installation=installation,
         )
         controller = Controller(
@@ -187,7 +194,7 @@ async def run(settings: Settings) -> None:
             metrics,
             witness,
             broken=lambda: os._exit(EXIT_FAILED),
-            beside={"builds": builds.run, "signing keys": rotation.run},
+            beside={"builds": builds.run, "signing keys": rotation.run, "collector": collector.run},
         )
         health.trouble = controller.trouble
 

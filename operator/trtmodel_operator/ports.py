@@ -54,6 +54,10 @@ class Cluster(Protocol):
         """Server-side apply of everything else in .status, by a field manager of its own."""
         ...
 
+    async def guard(self, key: Key, uid: str, *, on: bool) -> None:
+        """The finalizer that holds the TRTModel until its artifacts are removed. Raises Conflict if it is gone."""
+        ...
+
     async def apply(self, manifest: Json) -> None:
         """Server-side apply of a child. Creating one that exists is success."""
         ...

@@ -67,6 +67,11 @@ STANDBY_MISSING = "StandbyMissing"
 SCALING = "Scaling"
 OTHER = "Other"
 
+# While a TRTModel with deletionPolicy Delete goes
+REMOVING_ARTIFACTS = "RemovingArtifacts"
+ARTIFACTS_REMOVED = "ArtifactsRemoved"
+ARTIFACTS_KEPT = "ArtifactsKept"
+
 # Only in events
 COMMAND_TAKEN = "CommandTaken"
 COMMAND_IGNORED = "CommandIgnored"

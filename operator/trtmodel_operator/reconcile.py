@@ -26,6 +26,7 @@ from trtmodel_operator.model import (
     Decision,
     DeleteJob,
     DeleteWorkload,
+    Guard,
     Observed,
     ObservedWorker,
     Signal,
@@ -49,6 +50,8 @@ ATTEMPTS = 3  # at once, when somebody else writes the object between our read a
 UNANSWERED = 5.0  # seconds after which a worker that could not be told is told again
 PROGRESS = 4.0  # seconds between two looks at a Job that says how far it is
 REFUSALS = (400, 403, 404, 405, 413, 415, 422)  # the API server's answer to what will be wrong the next time too
+
+NAMESPACE_GOES = "because it is being terminated"  # the API server's words where nothing is made any more
 
 NO_POLICY = manifests.JobPolicy()
 
@@ -109,10 +112,17 @@ class Reconciler:
         try:
             unanswered = await self._act(observed, decision)
         except ClusterError as e:
+            if observed.guarded and NAMESPACE_GOES in str(e):
+                # No Job can be made there any more: what lies in the bucket stays, and holds up nothing.
+                log.warning("artifacts stay, since the namespace is being deleted: %s", e)
+                await self.cluster.guard(key, observed.model.uid, on=False)
+                return None
             if e.status in REFUSALS:
                 await self._report(key, raw, observed, _refused(decision, e))
             raise
         await self._report(key, raw, observed, decision)
+        if Guard(on=False) in decision.actions:  # last: there may be no object to report on afterwards
+            await self.cluster.guard(key, observed.model.uid, on=False)
         if moved:
             return 0.0  # one kind of change in a pass: the next is due at once
         due = [UNANSWERED] if unanswered else []
@@ -138,6 +148,10 @@ class Reconciler:
             return
         if isinstance(action, DeleteWorkload):
             await self.cluster.delete_workload((model.namespace, model.name), action.name)
+            return
+        if isinstance(action, Guard):
+            if action.on:
+                await self.cluster.guard((model.namespace, model.name), model.uid, on=True)
             return
         assert spec is not None, "without a spec nothing is created"
         match action:

@@ -24,6 +24,9 @@ _KNOWN = (
     "MAX_BUILDS",
     "JOB_PRIORITY_CLASS",
     "KEY_MAX_AGE_DAYS",
+    "COLLECT_EVERY_HOURS",
+    "COLLECT_DELETE",
+    "COLLECT_GRACE_HOURS",
 )
 # Kubernetes gives every pod variables for the Services of its namespace: TRTMODEL_OPERATOR_PORT_9090_TCP_ADDR ...
 _SERVICE_LINK = re.compile(r"_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?)$")
@@ -64,6 +67,14 @@ class Settings:
     `key_max_age_days` (TRTMODEL_KEY_MAX_AGE_DAYS): the signing key is exchanged when it is older. 0: only when the
     annotation trtmodel.io/rotate of its Secret asks for it.
 
+    `collect_every_hours` (TRTMODEL_COLLECT_EVERY_HOURS): how often a Job looks in each bucket for what no TRTModel
+    needs any more. 0: never.
+
+    `collect_delete` (TRTMODEL_COLLECT_DELETE): true removes it; false only has the Job say what it would remove.
+
+    `collect_grace_hours` (TRTMODEL_COLLECT_GRACE_HOURS): what is younger stays, and at least what a build may still
+    be about to publish.
+
     `pod_name` (POD_NAME): names this replica in the Lease and in events.
     """
 
@@ -80,6 +91,9 @@ class Settings:
     job_priority_class: str = ""
     key_max_age_days: int = 0
     pod_name: str = "trtmodel-operator"
+    collect_every_hours: int = 0
+    collect_delete: bool = False
+    collect_grace_hours: int = 48
 
 
 def from_environment(environ: Mapping[str, str]) -> Settings:
@@ -109,8 +123,14 @@ def from_environment(environ: Mapping[str, str]) -> Settings:
             return default
         return int(value)
 
-    def count(name: str, most: int) -> int:
-        value = text(name, "0")
+    def truth(name: str) -> bool:
+        value = text(name, "false").lower()
+        if value not in ("true", "false"):
+            problems.append(f"{name} must be true or false, not {value[:80]!r}")
+        return value == "true"
+
+    def count(name: str, most: int, default: int = 0) -> int:
+        value = text(name, str(default))
         if not value.isdecimal() or int(value) > most:
             problems.append(f"{name} must be a number from 0 to {most}, not {value[:80]!r}")
             return 0
@@ -147,6 +167,9 @@ def from_environment(environ: Mapping[str, str]) -> Settings:
         max_builds=count(f"{_PREFIX}MAX_BUILDS", 10_000),
         job_priority_class=priority_class,
         key_max_age_days=count(f"{_PREFIX}KEY_MAX_AGE_DAYS", 3650),
+        collect_every_hours=count(f"{_PREFIX}COLLECT_EVERY_HOURS", 8784),
+        collect_delete=truth(f"{_PREFIX}COLLECT_DELETE"),
+        collect_grace_hours=count(f"{_PREFIX}COLLECT_GRACE_HOURS", 87840, Settings.collect_grace_hours),
         pod_name=text("POD_NAME", Settings.pod_name),
     )
     if problems:

@@ -38,6 +38,7 @@ CALIBRATIONS = ("Entropy", "MinMax")
 FALLBACKS = ("Standby", "Error")
 MEMORY_POLICIES = ("Auto", "Availability", "Resource")
 TIERS = ("Development", "Staging", "Production")
+DELETION_POLICIES = ("Retain", "Delete")
 QUICK_LEVEL = 1  # of TensorRT's optimization, where the default is 3
 ON_TARGET_FAILURE = ("RollbackAll", "Hold")
 AUTO = "Auto"
@@ -93,6 +94,7 @@ def parse(spec: object) -> Spec:
         serving=_serving(root.child("serving")),
         rollout=_rollout(root.child("rollout")),
         tier=tier,
+        deletes_artifacts=root.choice("deletionPolicy", DELETION_POLICIES, "Retain") == "Delete",
     )
 
 

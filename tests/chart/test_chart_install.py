@@ -79,7 +79,7 @@ def test_the_operator_may_do_its_work_in_every_namespace(release: Release, verb:
         ("list", "secrets"),
         ("create", "secrets"),
         ("get", "leases.coordination.k8s.io"),
-        ("patch", "trtmodels.trtmodel.io"),
+        ("update", "trtmodels.trtmodel.io"),
         ("delete", "trtmodels.trtmodel.io"),
         ("delete", "pods"),
         ("create", "pods --subresource=exec"),

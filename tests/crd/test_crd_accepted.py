@@ -93,6 +93,7 @@ CASES = [
     Case("today's policies by name", {"rollout.promotion": "Automatic", "rollout.memoryPolicy": "Availability",
                                       "rollout.allowDowntime": False, "deletionPolicy": "Retain",
                                       "build.tier": "Staging"}),
+    Case("artifacts that go with it", {"deletionPolicy": "Delete"}),
     Case("a pause", {"rollout.paused": True, "rollout.historyLimit": 20}),
     Case("a name of 40 characters", {".metadata.name": "m" * 40}),
 ]  # fmt: skip

@@ -238,7 +238,7 @@ ROLLOUT = [
     no("a deadline that is too short", {"rollout.progressDeadline": "5s"}, "is not a duration from 1m to 168h"),
     no("no history", {"rollout.historyLimit": 0}, "spec.rollout.historyLimit"),
     no("a long history", {"rollout.historyLimit": 21}, "less than or equal to 20"),
-    no("deletion of artifacts", {"deletionPolicy": "Delete"}, "deletionPolicy Delete is not supported yet: use Retain"),
+    no("another deletion policy", {"deletionPolicy": "Orphan"}, "supported values", "Retain"),
 ]  # fmt: skip
 
 CASES = [*ROOT_AND_SOURCE, *STORAGE, *ENGINE, *TARGETS, *BUILD_AND_VERIFY, *SERVING, *ROLLOUT]

@@ -106,6 +106,9 @@ none. Each verb is a call in operator/trtmodel_operator/adapters; a test compare
   - get  # the start of each pass
   - list  # the resync, and the informer's start
   - watch  # the informer
+  {{- if .Values.rbac.deleteArtifacts }}
+  - patch  # the finalizer of those whose deletionPolicy is Delete, by server-side apply, and nothing else
+  {{- end }}
 - apiGroups: [trtmodel.io]
   resources: [trtmodels/status]
   verbs:
@@ -120,7 +123,7 @@ none. Each verb is a call in operator/trtmodel_operator/adapters; a test compare
   - get  # before a build of another model is joined or left
   - list  # children of a model; builds that wait for their turn
   - watch  # the informer: a Job that ended
-  - create  # resolve and build
+  - create  # resolve, build and collect
   - patch  # a build's turn (suspend), and its further owners
   - delete  # a Job that nobody waits for any more
 - apiGroups: [apps]

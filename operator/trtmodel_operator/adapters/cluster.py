@@ -1,7 +1,7 @@
 """The Kubernetes API as the operator uses it: which paths, which field manager, which precondition.
 
-Three field managers, so that one does not remove what another wrote (a server-side apply owns exactly what it last
-sent): the memory, the rest of status, and the children.
+Four field managers, so that one does not remove what another wrote (a server-side apply owns exactly what it last
+sent): the memory, the rest of status, the finalizer, and the children.
 """
 
 from __future__ import annotations
@@ -29,8 +29,10 @@ from trtmodel_operator.ports import ClusterError, Conflict, Json, Key
 PLURAL = "trtmodels"
 MANAGER_ROLLOUT = "trtmodel-rollout"
 MANAGER_STATUS = "trtmodel-status"
+MANAGER_GUARD = "trtmodel-guard"
 MANAGER_CHILDREN = "trtmodel-children"
 MANAGER_OPERATOR = "trtmodel-operator"  # its own Lease, key pair and events
+FINALIZER = f"{GROUP}/artifacts"  # only on TRTModels with deletionPolicy Delete
 LABEL_JOB_NAME = "batch.kubernetes.io/job-name"  # the Job controller's, on every pod
 
 _CHILDREN = {
@@ -67,13 +69,14 @@ class KubernetesCluster:
         return await self._api.get(_model_path(key))
 
     async def list_models(self) -> dict[Key, str]:
+        metas = [item["metadata"] for item in await self.models()]
+        return {(meta["namespace"], meta["name"]): meta["resourceVersion"] for meta in metas}
+
+    async def models(self) -> list[Json]:
+        """Every TRTModel in the namespaces that are watched."""
         paths = [f"/apis/{API_VERSION}/namespaces/{quote(n)}/{PLURAL}" for n in self._namespaces]
-        found: dict[Key, str] = {}
-        for path in paths or [f"/apis/{API_VERSION}/{PLURAL}"]:
-            for item in await self._api.list_all(path):
-                meta = item["metadata"]
-                found[meta["namespace"], meta["name"]] = meta["resourceVersion"]
-        return found
+        lists = [await self._api.list_all(path) for path in paths or [f"/apis/{API_VERSION}/{PLURAL}"]]
+        return [model for listed in lists for model in listed]
 
     async def children(self, key: Key) -> Mapping[str, Sequence[Json]]:
         namespace, name = key
@@ -94,6 +97,12 @@ class KubernetesCluster:
     async def write_status(self, key: Key, status: Json) -> None:
         await self._apply_status(key, _apply_body(key) | {"status": status}, MANAGER_STATUS)
 
+    async def guard(self, key: Key, uid: str, *, on: bool) -> None:
+        # With the uid, or an apply would make a TRTModel where one has gone. What others put there is theirs.
+        body = _apply_body(key)
+        body["metadata"] |= {"uid": uid} | ({"finalizers": [FINALIZER]} if on else {})
+        await self._api.apply(_model_path(key), body, manager=MANAGER_GUARD)
+
     async def apply(self, manifest: Json) -> None:
         await self._api.apply(_child_path(manifest), manifest, manager=MANAGER_CHILDREN)
 
@@ -111,7 +120,7 @@ class KubernetesCluster:
         if held is None:
             raise Conflict(f"{path} went while it was joined")
         meta, mine = held["metadata"], manifest["metadata"]
-        if owner_uid(manifest) in owner_uids(held):
+        if not owner_uids(manifest) or owner_uid(manifest) in owner_uids(held):
             return
         if (meta.get("labels") or {}).get(LABEL_KIND) != JobKind.BUILD.value or "deletionTimestamp" in meta:
             cause = "a Job of this name belongs to a deleted TRTModel of the same name: it is tried again when the"

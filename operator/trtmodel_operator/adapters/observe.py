@@ -20,7 +20,7 @@ from trtmodel_contract.signing import KeySet
 
 from trtmodel_operator import manifests
 from trtmodel_operator import spec as specs
-from trtmodel_operator.adapters.cluster import owner_uid, owner_uids
+from trtmodel_operator.adapters.cluster import FINALIZER, owner_uid, owner_uids
 from trtmodel_operator.fields import SpecError
 from trtmodel_operator.model import (
     JobKind,
@@ -71,7 +71,7 @@ async def observe(
     meta = raw["metadata"]
     model = ModelRef(meta["namespace"], meta["name"], meta["uid"])
     spec, spec_error = _spec(raw)
-    own = {kind: [c for c in items if model.uid in owner_uids(c)] for kind, items in children.items()}
+    own = {kind: [c for c in items if _is_of(c, model)] for kind, items in children.items()}
     pods = children.get("Pod", ())
     seen_workers, seen_jobs = await asyncio.gather(
         _workers([p for p in pods if _is_worker_of(p, model)], workers), _jobs(own.get("Job", ()), pods, progress)
@@ -94,6 +94,14 @@ async def observe(
         key_ids=tuple(signer.public_keys()),
         published_key_ids=_published(own.get("ConfigMap", ())),
         cluster=cluster,
+        guarded=FINALIZER in (meta.get("finalizers") or ()),
+        deleted_at=_epoch(meta["deletionTimestamp"]) if meta.get("deletionTimestamp") else None,
+    )
+
+
+def _is_of(child: Json, model: ModelRef) -> bool:
+    return (
+        model.uid in owner_uids(child) or (child["metadata"].get("labels") or {}).get(manifests.LABEL_UID) == model.uid
     )
 
 

@@ -11,15 +11,6 @@ from trtmodel_operator.decide.turn import NEXT, Outcome, Turn
 from trtmodel_operator.model import Artifact, Deployed, ObservedPointer, Platform, Situation, Stage
 
 
-def deleting(turn: Turn) -> Outcome | None:
-    """The TRTModel is being deleted: Kubernetes collects its children by their owner, so nothing is made any more."""
-    if not turn.seen.deleting:
-        return None
-    return Outcome(
-        Situation(Stage.DELETING, reasons.DELETING, "being deleted, with everything that it owns"), halt=True
-    )
-
-
 def adopt_what_runs(turn: Turn) -> Outcome | None:
     """Status was lost (a restored object, a careless hand) and yet there are pointers or workers: what they serve is
     stable. Never a first rollout over running workers. A command that stands there was taken before, for all that is

@@ -5,7 +5,7 @@ Every container has requests and limits (a quota may demand them), runs as an or
 and mounts no API token. Workers and Jobs read the user's storage credentials from files; the operator never does.
 """
 
-from trtmodel_operator.manifests.jobs import JobPolicy, job
+from trtmodel_operator.manifests.jobs import JOB_TTL, JobPolicy, collector_job, job
 from trtmodel_operator.manifests.names import (
     ANNOTATION_FINGERPRINT,
     ANNOTATION_LOAD_KEY,
@@ -18,6 +18,7 @@ from trtmodel_operator.manifests.names import (
     LABEL_PLATFORM,
     LABEL_ROLE,
     LABEL_TARGET,
+    LABEL_UID,
     LABEL_WAITING,
     ROLE_JOB,
     ROLE_WORKER,
@@ -51,18 +52,21 @@ __all__ = [
     "API_VERSION",
     "ENV_MODEL_UID",
     "GROUP",
+    "JOB_TTL",
     "KIND",
     "LABEL_KIND",
     "LABEL_MODEL",
     "LABEL_PLATFORM",
     "LABEL_ROLE",
     "LABEL_TARGET",
+    "LABEL_UID",
     "LABEL_WAITING",
     "ROLE_JOB",
     "ROLE_WORKER",
     "VERSION",
     "JobPolicy",
     "boot_pointer",
+    "collector_job",
     "job",
     "keys_config_map",
     "keys_name",

@@ -1,4 +1,4 @@
-"""The Jobs that resolve and build."""
+"""The Jobs that resolve, build and collect."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from trtmodel_operator.manifests.names import (
     LABEL_MODEL,
     LABEL_ROLE,
     LABEL_TARGET,
+    LABEL_UID,
     ROLE_JOB,
     metadata,
     waiting_label,
@@ -24,25 +25,54 @@ from trtmodel_operator.manifests.names import (
 from trtmodel_operator.manifests.pods import CACHE_DIR, CREDENTIALS_DIR, Manifest
 from trtmodel_operator.model import CreateJob, JobKind, Spec
 
-TTL = 86400  # seconds: the evidence of a failure stays for a day
+JOB_TTL = 86400  # seconds: the evidence of a failure stays for a day
 RESOURCES = {"requests": {"cpu": "250m", "memory": "512Mi"}, "limits": {"cpu": "2", "memory": "4Gi"}}
+COLLECT_RESOURCES = {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"cpu": "1", "memory": "1Gi"}}
+COLLECT_DEADLINE = 1800  # seconds, all tries included; five minutes of them it only waits (builder/collect.py)
+COLLECTOR_DEADLINE = 6 * 3600  # it goes through all that lies there
+COLLECT_RETRIES = 4
 
 
 @dataclass(frozen=True)
 class JobPolicy:
     """What the operator's own settings make of Jobs. `queued`: builds are made suspended, and begin when it is their
-    turn. `priority_class`: of the pods; '' leaves it to the cluster."""
+    turn. `priority_class`: of the pods; '' leaves it to the cluster. `keep`: seconds that a Job that ended stays."""
 
     queued: bool = False
     priority_class: str = ""
+    keep: int = JOB_TTL
 
 
 def job(model: ModelRef, spec: Spec, create: CreateJob, policy: JobPolicy = JobPolicy()) -> Manifest:
-    """A resolve or build Job. Its name says what it does, so creating it twice is one Job."""
-    building = create.kind is JobKind.BUILD
+    """A Job of a TRTModel. Its name says what it does, so creating it twice is one Job. One that collects has no owner:
+    it outlives the model for whose end it was made."""
     labels = {LABEL_MODEL: model.name, LABEL_ROLE: ROLE_JOB, LABEL_KIND: create.kind.value}
-    if building:
+    if create.kind is JobKind.BUILD:
         labels[LABEL_TARGET] = create.target.name
+    meta = metadata(model, create.name, {**labels, waiting_label(model.name): ""})
+    if create.kind is JobKind.COLLECT:
+        del meta["ownerReferences"]
+        meta["labels"] |= {LABEL_UID: model.uid}
+    if create.load_key:
+        meta["annotations"] = {ANNOTATION_LOAD_KEY: create.load_key}
+    return _manifest(meta, labels, spec, create, policy)
+
+
+def collector_job(namespace: str, spec: Spec, create: CreateJob, policy: JobPolicy) -> Manifest:
+    """A Job that collects in the bucket that `spec` names, for no TRTModel in particular."""
+    labels = {LABEL_ROLE: ROLE_JOB, LABEL_KIND: create.kind.value}
+    meta = {
+        "name": create.name,
+        "namespace": namespace,
+        "labels": {**labels, "app.kubernetes.io/managed-by": "trtmodel-operator"},
+    }
+    found = _manifest(meta, labels, spec, create, policy)
+    found["spec"]["activeDeadlineSeconds"] = COLLECTOR_DEADLINE
+    return found
+
+
+def _manifest(meta: Manifest, labels: dict[str, str], spec: Spec, create: CreateJob, policy: JobPolicy) -> Manifest:
+    building, collecting = create.kind is JobKind.BUILD, create.kind is JobKind.COLLECT
     container = {
         "name": create.kind.value,
         "image": create.image,
@@ -54,13 +84,12 @@ def job(model: ModelRef, spec: Spec, create: CreateJob, policy: JobPolicy = JobP
             {"name": "TRTMODEL_CACHE_DIR", "value": CACHE_DIR},
         ],
         "ports": [{"name": "progress", "containerPort": PROGRESS_PORT, "protocol": "TCP"}],
-        "resources": pods.resources(RESOURCES, spec.build.resources, create.target.gpus if building else 0),
+        "resources": COLLECT_RESOURCES
+        if collecting
+        else pods.resources(RESOURCES, spec.build.resources, create.target.gpus if building else 0),
         "securityContext": pods.container_security(),
         "volumeMounts": pods.mounts(pods.shared_volumes(spec)),
     }
-    meta = metadata(model, create.name, {**labels, waiting_label(model.name): ""})
-    if create.load_key:
-        meta["annotations"] = {ANNOTATION_LOAD_KEY: create.load_key}
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
@@ -68,9 +97,9 @@ def job(model: ModelRef, spec: Spec, create: CreateJob, policy: JobPolicy = JobP
         "spec": {
             "completions": 1,
             "parallelism": 1,
-            "backoffLimit": spec.build.retries,
-            "activeDeadlineSeconds": spec.build.deadline,
-            "ttlSecondsAfterFinished": TTL,
+            "backoffLimit": COLLECT_RETRIES if collecting else spec.build.retries,
+            "activeDeadlineSeconds": COLLECT_DEADLINE if collecting else spec.build.deadline,
+            "ttlSecondsAfterFinished": policy.keep,
             # Two builders never hold a GPU, and the only value that podFailurePolicy allows.
             "podReplacementPolicy": "Failed",
             # An eviction, a drain or a pre-emption is none of the retries.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from trtmodel_contract.codec import canonical, encode
 from trtmodel_contract.identity import ModelRef, short_hash
@@ -16,6 +17,7 @@ LABEL_ROLE = "trtmodel.io/role"
 LABEL_TARGET = "trtmodel.io/target"
 LABEL_PLATFORM = "trtmodel.io/platform"
 LABEL_KIND = "trtmodel.io/kind"
+LABEL_UID = "trtmodel.io/model-uid"  # of a Job that no TRTModel owns: the one for whose end it was made
 LABEL_WAITING = "model.trtmodel.io/"  # + name of a TRTModel: it waits for this Job, which may be of several models
 ANNOTATION_LOAD_KEY = "trtmodel.io/load-key"  # of a build that is for workers with this load key
 ROLE_WORKER = "worker"
@@ -55,7 +57,7 @@ def waiting_label(name: str) -> str:
     return LABEL_WAITING + name
 
 
-def metadata(model: ModelRef, name: str, labels: Mapping[str, str]) -> dict[str, object]:
+def metadata(model: ModelRef, name: str, labels: Mapping[str, str]) -> dict[str, Any]:
     """Metadata of a child: Kubernetes collects it when the TRTModel is gone."""
     return {
         "name": name,

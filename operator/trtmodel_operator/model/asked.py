@@ -133,6 +133,8 @@ class Tier:
 
 @dataclass(frozen=True)
 class Spec:
+    """`deletes_artifacts`: with the TRTModel goes from the bucket what no other one needs."""
+
     source_uri: str
     source_pin: str
     storage: Storage
@@ -145,3 +147,4 @@ class Spec:
     serving: ServingSpec
     rollout: RolloutSpec
     tier: Tier = Tier()
+    deletes_artifacts: bool = False

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from trtmodel_contract.control import Role
 from trtmodel_contract.identity import Storage
-from trtmodel_contract.jobs import BuildTask, ResolveTask
+from trtmodel_contract.jobs import BuildTask, CollectTask, ResolveTask
 
 from trtmodel_operator.model.asked import Target
 from trtmodel_operator.model.memory import Deployed, Memory, Platform
@@ -23,7 +23,7 @@ class CreateJob:
     name: str
     kind: JobKind
     target: Target
-    task: ResolveTask | BuildTask
+    task: ResolveTask | BuildTask | CollectTask
     image: str
     load_key: str = ""
     nodes: tuple[str, ...] = ()
@@ -65,6 +65,14 @@ class DeleteWorkload:
 
 
 @dataclass(frozen=True)
+class Guard:
+    """The finalizer that holds a TRTModel until its artifacts are removed: put on, or taken off, which is the last
+    thing that is done to it."""
+
+    on: bool
+
+
+@dataclass(frozen=True)
 class PlannedEngine:
     role: Role
     revision: str
@@ -88,7 +96,7 @@ class Signal:
     baseline: str = ""
 
 
-Action = CreateJob | DeleteJob | ApplyPointer | ApplyWorkload | DeleteWorkload | Signal
+Action = CreateJob | DeleteJob | ApplyPointer | ApplyWorkload | DeleteWorkload | Guard | Signal
 
 
 class Stage(str, enum.Enum):

@@ -17,6 +17,7 @@ from trtmodel_operator.model.memory import Deployed, Memory
 class JobKind(str, enum.Enum):
     RESOLVE = "resolve"
     BUILD = "build"
+    COLLECT = "collect"
 
 
 class JobState(str, enum.Enum):
@@ -111,7 +112,8 @@ class Observed:
     """One pass's facts. `now` in seconds since the epoch. `spec` is None when it cannot be read: `spec_error`.
     `key_ids` are the operator's public keys of today, the one that signs first, `published_key_ids` those in the
     ConfigMap that workers mount (None: not looked at). `cluster` names this installation in the bucket, where several
-    clusters may pin what they need; '' pins nothing."""
+    clusters may pin what they need; '' pins nothing. `guarded`: our finalizer holds the object; `deleted_at` is when it
+    was asked to go."""
 
     now: float
     model: ModelRef
@@ -130,3 +132,5 @@ class Observed:
     key_ids: tuple[str, ...] = ()
     published_key_ids: tuple[str, ...] | None = None
     cluster: str = ""
+    guarded: bool = False
+    deleted_at: float | None = None

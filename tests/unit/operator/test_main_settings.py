@@ -39,6 +39,9 @@ def test_every_setting_is_read() -> None:
             "TRTMODEL_MAX_BUILDS": "4",
             "TRTMODEL_JOB_PRIORITY_CLASS": "builds",
             "TRTMODEL_KEY_MAX_AGE_DAYS": "90",
+            "TRTMODEL_COLLECT_EVERY_HOURS": "24",
+            "TRTMODEL_COLLECT_DELETE": "true",
+            "TRTMODEL_COLLECT_GRACE_HOURS": "72",
             "POD_NAME": "operator-1",
         }
     )
@@ -56,6 +59,9 @@ def test_every_setting_is_read() -> None:
         "builds",
         90,
         "operator-1",
+        24,
+        True,
+        72,
     )
 
 

@@ -22,6 +22,7 @@ from trtmodel_operator.model import (
     Decision,
     DeleteJob,
     Deployed,
+    Guard,
     HistoryEntry,
     JobKind,
     Memory,
@@ -106,6 +107,9 @@ class World:
 
     async def create_job(self, manifest: Json) -> None:
         self._did(f"job {manifest['metadata']['name']}")
+
+    async def guard(self, key: Key, uid: str, *, on: bool) -> None:
+        self._did(f"guard {uid} {on}")
 
     async def delete_job(self, key: Key, name: str) -> None:
         self._did(f"delete {name}")
@@ -286,6 +290,41 @@ def test_an_effect_that_the_api_server_refuses_becomes_a_condition_with_its_word
         passes(world, decision(WORKLOAD))
     assert any("Invalid value: 'cpu: x'" in c["message"] for c in world.status["conditions"])
     assert any("Invalid value" in message for _, message, _ in world.events)
+
+
+def test_a_model_is_let_go_last_since_there_may_be_nothing_to_report_on_afterwards() -> None:
+    world = World()
+    notice = Notice("ArtifactsRemoved", "5 objects")
+    passes(world, dataclasses.replace(decision(Guard(on=False)), notices=(notice,)))
+    assert world.log[-1] == "guard uid-1 False"
+    assert ("ArtifactsRemoved", "5 objects", False) in world.events
+    assert world.log.count("guard uid-1 False") == 1
+
+
+def test_a_model_is_held_before_anything_is_made_for_it() -> None:
+    world = World()
+    passes(world, decision(Guard(on=True), JOB))
+    assert world.log[:3] == ["memory", "guard uid-1 True", "job magika-resolve-1"]
+
+
+def test_a_namespace_that_goes_is_not_held_up_by_a_model_whose_artifacts_should_have_gone() -> None:
+    world = World()
+    assert world.model is not None
+    world.model["metadata"] |= {"finalizers": ["trtmodel.io/artifacts"], "deletionTimestamp": "2026-11-30T00:00:00Z"}
+    refused = "unable to create new content in namespace ml because it is being terminated"
+    world.fails = {"job": ClusterError("POST", "jobs", f'jobs.batch "x" is forbidden: {refused}', 403)}
+    assert passes(world, decision(JOB)) is None
+    assert world.log[-1] == "guard uid-1 False"
+
+
+def test_a_quota_lets_no_model_go() -> None:
+    world = World()
+    assert world.model is not None
+    world.model["metadata"] |= {"finalizers": ["trtmodel.io/artifacts"], "deletionTimestamp": "2026-11-30T00:00:00Z"}
+    world.fails = {"job": ClusterError("POST", "jobs", "exceeded quota", 403)}
+    with pytest.raises(ClusterError):
+        passes(world, decision(JOB))
+    assert not [line for line in world.log if line.startswith("guard")]
 
 
 def test_signals_carry_the_fence_of_the_memory_that_was_written() -> None:
