@@ -1,0 +1,121 @@
+"""Manifests against the definition: by this machine alone, or by the API server as well, which has the last word."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from trtmodel_operator.cli import output, rules, schema
+from trtmodel_operator.cli.words import Failed, plain
+from trtmodel_operator.fields import SpecError
+from trtmodel_operator.spec import parse
+
+if TYPE_CHECKING:  # the client takes its time to load
+    from trtmodel_operator.cli.connection import Connection
+
+EXIT_FOUND = 1
+API_VERSION, KIND = "trtmodel.io/v1alpha1", "TRTModel"
+LARGEST_BYTES = 4 << 20  # of a file; etcd takes less
+
+
+def lint(at: Connection | None, options: argparse.Namespace) -> int:
+    """The exit code: 1 if something was found. Raises Failed."""
+    told: list[dict[str, str]] = []
+    count = 0
+    for file in options.files:
+        for manifest in _manifests(file):
+            count += 1
+            name = str((manifest.get("metadata") or {}).get("name", ""))
+            found = list(findings(manifest))
+            if at is not None and not found:
+                found = list(_by_server(at, manifest))
+            told += [{"file": file, "name": name, "path": f.path, "message": f.message} for f in found]
+            if options.output != "json":
+                for finding in found:
+                    print(plain(f"{file}: {name}: {finding.path}: {finding.message}"))
+                if not found:
+                    print(plain(f"{file}: {name}: ok"))
+    if options.output == "json":
+        print(output.as_json({"manifests": count, "findings": told}))
+    elif not count:
+        raise Failed(f"{', '.join(options.files)}: there is no {KIND} in it", 2)
+    return EXIT_FOUND if told else 0
+
+
+def findings(manifest: dict[str, Any]) -> Iterator[schema.Finding]:
+    """What the API server would refuse, as far as it can be known without one; and what the operator would."""
+    if manifest.get("apiVersion") != API_VERSION:
+        yield schema.Finding("apiVersion", f"{manifest.get('apiVersion')!r} is not {API_VERSION}")
+        return
+    wanted = schema.definition()
+    whole = schema.completed(wanted, manifest)
+    found = [*schema.unknown(wanted, manifest), *schema.bounds(wanted, whole), *schema.lists(wanted, whole)]
+    # The API server does not ask the rules of what has another shape than they are written for.
+    found = found or list(schema.rules(wanted, whole, rules.evaluate))
+    yield from found
+    if not found:
+        try:
+            parse(whole.get("spec"))
+        except SpecError as e:
+            yield schema.Finding("", str(e))
+
+
+def _by_server(at: Connection, manifest: dict[str, Any]) -> Iterator[schema.Finding]:
+    from trtmodel_operator.cli.connection import Refused
+
+    try:
+        at.dry_run(manifest)
+    except Refused as e:
+        if e.status not in (400, 409, 422, 500):
+            raise
+        yield schema.Finding("", f"the API server says: {e}")
+
+
+class _Loader(yaml.SafeLoader):
+    """As kubectl reads YAML: no dates, and a key that stands there twice is an error."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
+        twice = sorted({str(k) for k in keys if keys.count(k) > 1})
+        if twice:
+            raise yaml.constructor.ConstructorError(
+                None, None, f"the key {twice[0]!r} stands there twice", node.start_mark
+            )
+        return super().construct_mapping(node, deep)
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in found if tag != "tag:yaml.org,2002:timestamp"]
+    for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+
+
+def _manifests(file: str) -> Iterator[dict[str, Any]]:
+    """The TRTModels in a file, Lists opened; other kinds are not ours to judge."""
+    try:
+        data = sys.stdin.buffer.read(LARGEST_BYTES + 1) if file == "-" else _read(Path(file))
+        documents = list(yaml.load_all(data, Loader=_Loader))
+    except OSError as e:
+        raise Failed(f"{file}: {e.strerror or e}") from e
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as e:
+        raise Failed(f"{file}: it is no YAML: {plain(e)}") from e
+    for document in documents:
+        if not isinstance(document, dict):
+            continue
+        items = document.get("items") if str(document.get("kind", "")).endswith("List") else [document]
+        for item in items if isinstance(items, list) else []:
+            if isinstance(item, dict) and item.get("kind") == KIND:
+                yield item
+
+
+def _read(path: Path) -> bytes:
+    with path.open("rb") as file:
+        data = file.read(LARGEST_BYTES + 1)
+    if len(data) > LARGEST_BYTES:
+        raise Failed(f"{path}: it is larger than {LARGEST_BYTES >> 20} MiB: is it a manifest?")
+    return data

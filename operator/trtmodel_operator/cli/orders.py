@@ -1,0 +1,73 @@
+"""Commands to the operator: which revision one is for, how it is written, and what became of it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trtmodel_operator import reasons
+from trtmodel_operator.cli.outcome import memory, revision, wanted
+
+Json = Mapping[str, Any]
+
+ANNOTATION = "trtmodel.io/command"
+
+
+@dataclass(frozen=True)
+class Order:
+    """`of` says which revision guards it: the roles to look for, in their order."""
+
+    verb: str
+    of: tuple[str, ...]
+    help: str
+
+
+ORDERS = (
+    Order("promote", ("candidate",), "promote the revision on trial, where the promotion waits for a person"),
+    Order("abort", ("candidate", "wanted"), "take the revision back that is on trial or being built"),
+    Order("rollback", (), "go back: to stable during a rollout, afterwards to the revision before"),
+    Order("retry", ("wanted",), "one new attempt of what failed or was rejected"),
+    Order("skip-step", ("candidate",), "go on to the next step without waiting for this one"),
+    Order("pause", (), "stop the rollout where it is; repair and roll-back go on"),
+    Order("resume", (), "go on with a paused rollout"),
+    Order("refresh", (), "look again at what lies at the source's address"),
+)
+
+
+def guard(order: Order, model: Json) -> str:
+    """The revision that the command is for, so that one that comes too late does nothing; '' if there is none."""
+    if order.verb == "rollback":
+        return revision(model, "stable" if revision(model, "candidate") else "standby")
+    for role in order.of:
+        if found := wanted(model) if role == "wanted" else revision(model, role):
+            return found
+    return ""
+
+
+def written(verb: str, guarded: str, nonce: str) -> str:
+    return f"{verb}@{guarded}#{nonce}" if guarded else f"{verb}#{nonce}"
+
+
+def untaken(model: Json) -> str:
+    """A command that stands there and that nobody has taken; '' if there is none."""
+    annotations = (model.get("metadata") or {}).get("annotations") or {}
+    text = str(annotations.get(ANNOTATION) or "").strip()
+    return text if text and text != memory(model).get("command") else ""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the operator said to a command."""
+
+    taken: bool
+    sentence: str
+
+
+def answer(events: Sequence[Json], text: str) -> Answer | None:
+    """From the events of the TRTModel; None while there is no word of it."""
+    for event in reversed(events):
+        reason, note = event.get("reason"), str(event.get("note") or "")
+        if reason in (reasons.COMMAND_TAKEN, reasons.COMMAND_IGNORED) and note.startswith(f"command {text}"):
+            return Answer(reason == reasons.COMMAND_TAKEN, note.removeprefix(f"command {text}").lstrip(": "))
+    return None

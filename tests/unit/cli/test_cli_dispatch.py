@@ -1,0 +1,82 @@
+"""One entry for all commands: it loads what a command needs, and says what is missing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from trtmodel_operator.cli import dispatch, parser
+from trtmodel_operator.cli.orders import ORDERS
+
+HEAVY = ("kubernetes", "rich", "numpy", "onnxruntime", "onnx", "boto3", "jsonschema", "celpy", "yaml", "argparse")
+
+
+def test_help_loads_no_library_and_lists_every_command() -> None:
+    code = "import sys; from trtmodel_operator.cli import dispatch; dispatch.main(['--help']); "
+    code += f"print([m for m in {HEAVY} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    *page, loaded = done.stdout.splitlines()
+    assert loaded == "[]"
+    listed = {line.split()[0] for line in page if line.startswith("  ")}
+    assert listed == {*dispatch.CLUSTER, *dispatch.LOCAL, *dispatch.OTHERS}
+
+
+def test_every_command_has_a_page_of_help(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in (*dispatch.CLUSTER, *dispatch.LOCAL):
+        with pytest.raises(SystemExit) as ended:
+            dispatch.main([command, "--help"])
+        assert ended.value.code == 0
+        assert command in capsys.readouterr().out
+
+
+def test_commands_of_the_cluster_are_those_of_its_parser() -> None:
+    assert set(dispatch.CLUSTER) == {*parser.SHOW, *(order.verb for order in ORDERS), "lint"}
+
+
+def test_cache_is_another_name_for_the_commands_about_a_bucket(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        dispatch.main(["cache", "list", "--help"])
+    assert ended.value.code == 0
+    assert "list the engines of a namespace" in capsys.readouterr().out
+    assert dispatch.main(["cache", "--help"]) == 0
+    assert dispatch.main(["cache", "burn"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["stauts"], "there is no such command"),
+        (["-n", "ml", "status"], "the command comes first"),
+        (["status"], "name"),
+    ],
+)
+def test_a_command_line_that_cannot_be_used_is_told(
+    words: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        code = dispatch.main(words)
+    except SystemExit as e:
+        code = int(e.code or 0)
+    assert code == 2
+    assert says in capsys.readouterr().err
+
+
+def test_a_package_that_is_not_installed_is_named_with_its_extra(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "trtmodel_worker.alone.main", None)
+    assert dispatch.main(["check", "model.onnx"]) == 2
+    assert "pip install 'trtmodel[worker]'" in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "kubernetes", None)
+    monkeypatch.delitem(sys.modules, "trtmodel_operator.cli.connection", raising=False)
+    assert dispatch.main(["status", "magika"]) == 2
+    assert "kubernetes is not installed, which status needs: pip install 'trtmodel[cli]'" in capsys.readouterr().err
+
+
+def test_without_a_cluster_it_says_how_to_name_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", "no-such-file")
+    assert dispatch.main(["status", "magika", "--kubeconfig", "no-such-file"]) == 1
+    assert "Name one with --kubeconfig, KUBECONFIG or --context" in capsys.readouterr().err
