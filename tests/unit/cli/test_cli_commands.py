@@ -36,8 +36,8 @@ def says(reason: str, words: str = "as asked") -> Callable[[Json, str], tuple[st
         ("rollback", promoted(), A),
         ("retry", SITUATIONS["rolled back"][0], B),
         ("refresh", serving(A), ""),
-        ("pause", canary(serving(A)), ""),
-        ("resume", canary(serving(A)), ""),
+        ("pause", canary(serving(A)), B),
+        ("resume", canary(serving(A)), B),
     ],
 )
 def test_a_command_carries_the_revision_that_it_is_for(
