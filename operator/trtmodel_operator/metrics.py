@@ -71,7 +71,9 @@ class OperatorMetrics:
             f"{_P}active_builds", "Builds that run, or wait for their turn", ["state"], registry=r
         )
         self._queue_depth = Gauge(f"{_P}queue_depth", "TRTModels that wait for a pass", registry=r)
-        self._queue_oldest = Gauge(f"{_P}queue_oldest_seconds", "Seconds that the first of them has waited", registry=r)
+        self._queue_oldest = Gauge(
+            f"{_P}queue_oldest_seconds", "Seconds that the TRTModel has waited that waits longest", registry=r
+        )
         self._following = Gauge(f"{_P}followed_workers", "Workers that tell their news by a long poll", registry=r)
         self._keys = Gauge(
             f"{_P}signing_keys", "Public keys that workers are told: 2 while the signing key is exchanged", registry=r

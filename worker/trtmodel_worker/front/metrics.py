@@ -84,7 +84,7 @@ class WorkerCollector(Collector):
             ("replays", "Requests run again after a host died", lambda s: s.replays),
             ("host_deaths", "Engine hosts that ended unasked", lambda s: s.deaths),
             ("batches", "Batches given to a lane", lambda s: s.batches),
-            ("rows", "Rows of requests in those batches", lambda s: s.rows),
+            ("rows", "Rows of requests in batches given to a lane", lambda s: s.rows),
             ("padded_rows", "Rows added to fill a bucket", lambda s: s.padded_rows),
             ("split_batches", "Failed batches that were run again request by request", lambda s: s.splits),
             ("retries", "Requests run again after a failure that may pass", lambda s: s.retries),
@@ -108,8 +108,8 @@ class WorkerCollector(Collector):
         """Sums; means are these over the rows. Names of outputs are the model's, not the clients'."""
         parts: tuple[tuple[str, str, Callable[[OutputAgreement], float]], ...] = (
             ("rows", "Rows compared with stable's", lambda a: a.rows),
-            ("ranked_rows", "Those of them that have a first place", lambda a: a.ranked),
-            ("top1_equal", "Those of them where it is stable's", lambda a: a.top1_equal),
+            ("ranked_rows", "Compared rows whose output has a first place", lambda a: a.ranked),
+            ("top1_equal", "Compared rows whose first place is stable's", lambda a: a.top1_equal),
             ("relative_error_sum", "Sum of relative errors", lambda a: a.relative_error),
             ("incomparable_rows", "Rows where only one has numbers, or of another shape", lambda a: a.incomparable),
         )
@@ -134,9 +134,21 @@ class WorkerCollector(Collector):
         told = self._worker.swapper.room.report
         parts: tuple[tuple[str, str, Callable[[MemoryReport], int | None]], ...] = (
             ("memory_needed_bytes", "Host memory that the last prepared engine needs", lambda m: m.need_host_bytes),
-            ("memory_free_bytes", "Host memory that was free for it", lambda m: m.free_host_bytes),
-            ("device_memory_needed_bytes", "Device memory that it needs", lambda m: m.need_device_bytes),
-            ("device_memory_free_bytes", "Device memory that was free for it", lambda m: m.free_device_bytes),
+            (
+                "memory_free_bytes",
+                "Host memory that was free for the last prepared engine",
+                lambda m: m.free_host_bytes,
+            ),
+            (
+                "device_memory_needed_bytes",
+                "Device memory that the last prepared engine needs",
+                lambda m: m.need_device_bytes,
+            ),
+            (
+                "device_memory_free_bytes",
+                "Device memory that was free for the last prepared engine",
+                lambda m: m.free_device_bytes,
+            ),
         )
         for name, text, part in parts:
             yield _gauge(name, text, part(told) if told is not None else None)
