@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 from protocol_harness import INFER, parts, serve
 from trtmodel_contract.manifest import TensorSpec
-from trtmodel_worker.front.sharedmemory import MAX_REGIONS
+from trtmodel_worker.front.calls import Unreadable
+from trtmodel_worker.front.sharedmemory import MAX_REGIONS, MemoryRef, Regions
 from worker_harness import Answer, WorkerProcess, binary_request, fp32
 
 BASE = "/v2/systemsharedmemory"
@@ -218,6 +219,28 @@ def test_memory_outlives_its_name_until_it_is_unregistered(doubler: WorkerProces
     doubler.post(f"{BASE}/unregister", b"")
     fds = Path(f"/proc/{doubler.pid}/fd")
     assert not any(PREFIX in str(fd.readlink()) for fd in fds.iterdir() if fd.is_symlink())
+
+
+def test_a_request_that_waits_reads_its_own_file_although_its_region_is_unregistered_meanwhile(tmp_path: Path) -> None:
+    path = Path(f"/dev/shm/{PREFIX}{uuid.uuid4().hex}")
+    path.write_bytes(ROW + bytes(84))
+    try:
+        regions = Regions(PREFIX)
+        regions.register("r", {"key": path.name, "byte_size": 100})
+        waits, place = regions.at(MemoryRef("r", 0, 16)), bytearray(16)
+        regions.unregister("r")
+        others = [(tmp_path / str(i)).open("wb") for i in range(5)]  # one of them would get the number of a closed file
+        waits.read_into(memoryview(place))
+        assert place == ROW == waits.copy()
+        os.truncate(path, 10)
+        with pytest.raises(Unreadable, match="shorter"):
+            waits.read_into(memoryview(place))
+        del waits
+        assert not any(str(path) == str(f.readlink()) for f in Path("/proc/self/fd").iterdir() if f.is_symlink())
+        for other in others:
+            other.close()
+    finally:
+        path.unlink()
 
 
 def test_the_number_of_regions_is_bounded(doubler: WorkerProcess, memory: Path) -> None:

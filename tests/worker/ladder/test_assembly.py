@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trtmodel_contract.identity import Profile, ShapeRange
 from trtmodel_contract.manifest import TensorSpec
-from trtmodel_worker.front.assembly import OutputCheck, fill, parts
-from trtmodel_worker.front.calls import Batch, Call
+from trtmodel_worker.front.assembly import CannotFill, OutputCheck, fill, parts
+from trtmodel_worker.front.calls import Batch, Call, Unreadable
 from trtmodel_worker.front.regions import NONE, SharedArena
 from trtmodel_worker.host.arena import plan_layout
 from trtmodel_worker.host.wire import Answer, MessageError
@@ -169,3 +169,50 @@ def test_regions_are_given_out_once_and_come_back() -> None:
         shared.give_input(inputs[1])
         shared.give_output(outputs[0])
         assert (shared.take_input(), shared.take_output(), shared.in_use) == (inputs[1], outputs[0], 6)
+
+
+class Lies(bytes):
+    """Bytes that lie elsewhere."""
+
+    def read_into(self, place: memoryview) -> None:
+        place[:] = self
+
+    def copy(self) -> memoryview:
+        return memoryview(self)
+
+
+class Gone(Lies):
+    def read_into(self, place: memoryview) -> None:
+        raise Unreadable("it is gone")
+
+
+def elsewhere(made: Call, kind: type[Lies] = Lies) -> Call:
+    made.bodies = [kind(bytes(body)) for body in made.bodies if isinstance(body, memoryview)]
+    return made
+
+
+def test_bytes_that_lie_elsewhere_fill_a_batch_as_those_that_came_with_the_request_do() -> None:
+    with arena() as shared:
+        filled = []
+        for kind in (lambda c: c, elsewhere):
+            made = batch([kind(call(n, i)) for i, n in enumerate((2, 1, 3))], 8)
+            made.input_slot = 1
+            fill(made, shared)
+            region = shared.layout.input_region(1)
+            filled.append((made.places, bytes(shared.memory.view[region : region + shared.layout.input_bytes])))
+        assert filled[0] == filled[1]
+
+
+def test_a_request_whose_bytes_are_gone_is_named() -> None:
+    with arena() as shared:
+        calls = [call(1, 0), elsewhere(call(1, 1), Gone), call(1, 2)]
+        made = batch(calls, 3)
+        made.input_slot = 0
+        with pytest.raises(CannotFill, match="it is gone") as refused:
+            fill(made, shared)
+        assert refused.value.call is calls[1]
+        del refused  # its traceback refers to the arena
+
+
+def test_a_request_is_known_again_wherever_its_bytes_lie() -> None:
+    assert call(2, 5).digest() == elsewhere(call(2, 5)).digest()

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from simulated import WIDTHS, Behave, PretendedHost, World, simulate, world
-from trtmodel_worker.front.calls import Failed
+from trtmodel_worker.front.calls import Failed, Unreadable
 from trtmodel_worker.front.lanes import LanePort
 from trtmodel_worker.host.wire import FailureClass
 
@@ -503,5 +503,29 @@ def test_a_request_that_met_a_dead_lane_goes_to_a_living_one_at_once() -> None:
         request = w.send(engine)
         await asyncio.sleep(0.02)
         assert len(request.answers) == 1
+
+    run(story)
+
+
+class Gone(bytes):
+    """Bytes that lie elsewhere, and are gone when they are wanted."""
+
+    def read_into(self, place: memoryview) -> None:
+        raise Unreadable("its file became shorter")
+
+    def copy(self) -> memoryview:
+        raise Unreadable("its file became shorter")
+
+
+def test_a_request_whose_bytes_are_gone_fails_alone_and_costs_no_region() -> None:
+    async def story(w: World) -> None:
+        engine = w.engine()
+        for _ in range(8):
+            w.send(engine)
+        for each in (w.requests[0], w.requests[3]):
+            each.call.bodies = (Gone(each.sent.tobytes()),)
+        await w.settle()
+        assert statuses(w) == [400, 200, 200, 400, 200, 200, 200, 200]
+        assert w.requests[3].failures[0].message == "its file became shorter"
 
     run(story)

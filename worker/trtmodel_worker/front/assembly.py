@@ -7,25 +7,39 @@ from collections.abc import Iterator, Sequence
 from trtmodel_contract.manifest import TensorSpec
 
 from trtmodel_worker.engines.base import DTYPES
-from trtmodel_worker.front.calls import Batch, Call, Outputs
+from trtmodel_worker.front.calls import Batch, Call, Outputs, Unreadable
 from trtmodel_worker.front.regions import SharedArena
 from trtmodel_worker.host.wire import Answer, MessageError
 
 
+class CannotFill(Exception):
+    """The bytes of `call` cannot be read; the text says why."""
+
+    def __init__(self, call: Call, message: str) -> None:
+        super().__init__(message)
+        self.call = call
+
+
 def fill(batch: Batch, arena: SharedArena) -> None:
-    """Copy the rows of all calls, tensor by tensor; what pads the batch repeats its first row."""
+    """Copy the rows of all calls, tensor by tensor; what pads the batch repeats its first row. Raises CannotFill."""
     base, view = arena.layout.input_region(batch.input_slot), arena.memory.view
     for index, offset in enumerate(arena.layout.input_offsets):
-        at = base + offset
+        at = start = base + offset
         batch.places.append(at)
         for call in batch.calls:
             body = call.bodies[index]
             end = at + len(body)
-            view[at:end] = body
+            if isinstance(body, memoryview):
+                view[at:end] = body
+            else:
+                try:
+                    body.read_into(view[at:end])
+                except Unreadable as e:
+                    raise CannotFill(call, str(e)) from e
             at = end
         if batch.padded != batch.rows:
             first = batch.calls[0]
-            row = first.bodies[index][: len(first.bodies[index]) // first.rows]
+            row = view[start : start + len(first.bodies[index]) // first.rows]
             for _ in range(batch.padded - batch.rows):
                 view[at : at + len(row)] = row
                 at += len(row)

@@ -10,10 +10,11 @@ reaped.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from trtmodel_worker.front.windows import Counters
 
@@ -26,6 +27,27 @@ if TYPE_CHECKING:
 Shape = tuple[int, ...]
 Outputs = list[tuple[Shape, memoryview]]
 """Shape and bytes of each output, in the manifest's order. The bytes are valid only during the call."""
+
+
+class Unreadable(Exception):
+    """Bytes of a request that lie elsewhere cannot be read. The text names the cause."""
+
+
+class Elsewhere(Protocol):
+    """Bytes of a request that stay where they are until its batch is filled: they are copied once only."""
+
+    def __len__(self) -> int: ...
+
+    def read_into(self, place: memoryview) -> None:
+        """Raises Unreadable."""
+        ...
+
+    def copy(self) -> memoryview:
+        """Raises Unreadable."""
+        ...
+
+
+Body = memoryview | Elsewhere
 
 
 class Failed(Exception):
@@ -51,7 +73,7 @@ class Call:
     def __init__(
         self,
         shapes: Sequence[Shape],
-        bodies: Sequence[memoryview],
+        bodies: Sequence[Body],
         deadline: float,
         on_answer: Callable[[Outputs, Engine], None],
         on_failure: Callable[[Failed], None],
@@ -92,7 +114,8 @@ class Call:
         """Of what it asks: the same request again has the same one."""
         found = hashlib.sha256(repr([tuple(shape) for shape in self.shapes]).encode())
         for body in self.bodies:
-            found.update(body)
+            with contextlib.suppress(Unreadable):
+                found.update(body if isinstance(body, memoryview) else body.copy())
         return found.digest()
 
 

@@ -14,7 +14,7 @@ from trtmodel_contract.control import EngineState
 from trtmodel_contract.version import product_version
 
 from trtmodel_worker.front import describe
-from trtmodel_worker.front.calls import Call, Failed, Outputs
+from trtmodel_worker.front.calls import Body, Call, Failed, Outputs, Unreadable
 from trtmodel_worker.front.compression import CODINGS, Compression
 from trtmodel_worker.front.engine import Engine
 from trtmodel_worker.front.jsoncodec import BadJson, parse_object
@@ -199,7 +199,7 @@ class Endpoints:
         request: Request,
         request_id: str | None,
         plan: Plan,
-        bodies: Sequence[memoryview],
+        bodies: Sequence[Body],
         outputs: Outputs,
         engine: Engine,
     ) -> None:
@@ -208,6 +208,8 @@ class Endpoints:
         except Failed as e:
             self._fail(request, request_id, engine, e)
             return
+        if plan.simple is None and self._shadow.will_take(engine):
+            bodies = _kept(bodies)
         engine.stats.count_response(200)
         extra = engine.header if request.span is None else self._traced(request, engine, 200)
         if b"accept-encoding" in request.headers:
@@ -312,6 +314,17 @@ class Endpoints:
 
     def _count(self, status: int) -> None:
         self.unrouted[status] = self.unrouted.get(status, 0) + 1
+
+
+def _kept(bodies: Sequence[Body]) -> list[Body]:
+    """As they are now. What cannot be read is left: that shows when it is to run."""
+    found: list[Body] = []
+    for body in bodies:
+        try:
+            found.append(body if isinstance(body, memoryview) else body.copy())
+        except Unreadable:
+            found.append(body)
+    return found
 
 
 def _coding(request: Request) -> bytes:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from trtmodel_contract.manifest import TensorSpec
 
 from trtmodel_worker.front import ladder
-from trtmodel_worker.front.assembly import OutputCheck, fill
+from trtmodel_worker.front.assembly import CannotFill, OutputCheck, fill
 from trtmodel_worker.front.batching import Buckets, Waiting
 from trtmodel_worker.front.calls import Attempt, Batch, Call, Failed
 from trtmodel_worker.front.hedging import Hedges
@@ -366,8 +366,9 @@ class Scheduler:
             free = len(self._lanes.free)
             calls = self._waiting.take(most)
             if not self._dispatch(self, calls):
-                self._waiting.push_front(calls)
-                if len(self._lanes.free) == free:  # no region, rather than a dead lane
+                left = [call for call in calls if not call.done]
+                self._waiting.push_front(left)
+                if len(self._lanes.free) == free and len(left) == len(calls):  # no region, rather than a dead lane
                     return
 
     def _relief(self) -> Scheduler | None:
@@ -402,14 +403,20 @@ class Scheduler:
             self._suspects.sent()
 
     def _dispatch(self, place: Scheduler, calls: Sequence[Call], *, suspect: bool = False) -> bool:
-        """Give a batch of `calls` to a free lane of `place`. False if a region is missing, or the lane is dead."""
+        """Give a batch of `calls` to a free lane of `place`. False if a region is missing, or the lane is dead, or the
+        bytes of a call cannot be read: that one has failed then."""
         slot = self._arena.take_input()
         if slot == NONE:
             return False
         batch = self._batch(calls)
         batch.suspect = suspect
         batch.input_slot = slot
-        fill(batch, self._arena)
+        try:
+            fill(batch, self._arena)
+        except CannotFill as e:
+            self._arena.give_input(slot)
+            e.call.fail(Failed(400, str(e)))
+            return False
         if not place.run(batch):
             self._arena.give_input(slot)
             return False

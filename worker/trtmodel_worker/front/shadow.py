@@ -17,7 +17,7 @@ import time
 from collections.abc import Sequence
 
 from trtmodel_worker.front.agreement import Sample
-from trtmodel_worker.front.calls import Call, Failed, Outputs, Shape
+from trtmodel_worker.front.calls import Body, Call, Failed, Outputs, Shape
 from trtmodel_worker.front.engine import Engine
 from trtmodel_worker.front.models import Invalid
 from trtmodel_worker.front.router import WHOLE, Router, Table
@@ -48,7 +48,14 @@ class Shadow:
         self._owed = 0
         self._trial: Trial | None = None
 
-    def offer(self, shapes: Sequence[Shape], bodies: Sequence[memoryview], outputs: Outputs, engine: Engine) -> None:
+    def will_take(self, engine: Engine) -> bool:
+        """Whether the answer that `engine` is about to give may be offered with success: then the request's bytes must
+        be copied before, where they are the client's to change once it has its answer."""
+        table = self._router.table
+        chosen = table is not None and engine is table.stable and table.shadow and self._owed + table.shadow >= WHOLE
+        return bool(chosen) and self._trial is None
+
+    def offer(self, shapes: Sequence[Shape], bodies: Sequence[Body], outputs: Outputs, engine: Engine) -> None:
         """`engine` has answered, and the client has its answer. The bodies must stay as they are; of the outputs
         copies are taken. Never raises: nobody waits for this."""
         table = self._router.table
@@ -77,7 +84,7 @@ class Shadow:
         candidate: Engine,
         counts: Mirror,
         shapes: Sequence[Shape],
-        bodies: Sequence[memoryview],
+        bodies: Sequence[Body],
         outputs: Outputs,
     ) -> None:
         mine, theirs = table.stable.manifest, candidate.manifest

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from trtmodel_worker.front.calls import Unreadable
 from trtmodel_worker.front.jsoncodec import short
 from trtmodel_worker.front.models import Invalid
 
@@ -32,12 +33,53 @@ class MemoryRef:
     size: int
 
 
+class _File:
+    """Closed when nobody refers to it any more: a request that waits may outlive its region's registration, and the
+    number of a closed descriptor may be another file's next."""
+
+    __slots__ = ("fd",)
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    def __del__(self) -> None:
+        os.close(self.fd)
+
+
 @dataclass(frozen=True)
 class _Region:
     key: str
     offset: int
     size: int
-    fd: int
+    file: _File
+
+
+class RegionBytes:
+    """An Elsewhere: bytes of a region. The client leaves them as they are until it has its answer."""
+
+    __slots__ = ("_at", "_file", "_name", "_size")
+
+    def __init__(self, name: str, file: _File, at: int, size: int) -> None:
+        self._name = name
+        self._file = file
+        self._at = at
+        self._size = size
+
+    def __len__(self) -> int:
+        return self._size
+
+    def read_into(self, place: memoryview) -> None:
+        try:
+            read = os.preadv(self._file.fd, [place], self._at)
+        except OSError as e:
+            raise Unreadable(f"the region {self._name!r} cannot be read: {e.strerror}") from e
+        if read != self._size:
+            raise Unreadable(f"the file of the region {self._name!r} is shorter than it was when it was registered")
+
+    def copy(self) -> memoryview:
+        found = memoryview(bytearray(self._size))
+        self.read_into(found)
+        return found
 
 
 class Regions:
@@ -65,20 +107,14 @@ class Regions:
             raise Invalid(f"the region {name!r} is registered already: unregister it first")
         if len(self._regions) >= MAX_REGIONS:
             raise Invalid(f"{MAX_REGIONS} regions are registered already: unregister those that are not used")
-        fd = self._open(key.removeprefix("/"))
-        try:
-            _check_within(fd, offset + size, key)
-        except BaseException:
-            os.close(fd)
-            raise
-        self._regions[name] = _Region(key, offset, size, fd)
+        file = _File(self._open(key.removeprefix("/")))
+        _check_within(file.fd, offset + size, key)
+        self._regions[name] = _Region(key, offset, size, file)
 
     def unregister(self, name: str | None) -> None:
         """All of them, if no name is given. One that is not registered is none to complain of."""
         for each in [name] if name is not None else list(self._regions):
-            region = self._regions.pop(each, None)
-            if region is not None:
-                os.close(region.fd)
+            self._regions.pop(each, None)
 
     def status(self, name: str | None) -> list[dict[str, Any]]:
         """As the protocol lists them. Raises Invalid if the one that is named is not registered."""
@@ -90,16 +126,20 @@ class Regions:
             if name in (None, each)
         ]
 
+    def at(self, ref: MemoryRef) -> RegionBytes:
+        """What the region holds there. Raises Invalid."""
+        region = self._within(ref)
+        found = RegionBytes(ref.name, region.file, region.offset + ref.offset, ref.size)
+        if os.fstat(region.file.fd).st_size < region.offset + ref.offset + ref.size:
+            raise Invalid(f"the file of the region {ref.name!r} is shorter than it was when it was registered")
+        return found
+
     def read(self, ref: MemoryRef) -> memoryview:
         """A copy of what the region holds there now. Raises Invalid."""
-        region = self._within(ref)
         try:
-            data = os.pread(region.fd, ref.size, region.offset + ref.offset)
-        except OSError as e:
-            raise Invalid(f"the region {ref.name!r} cannot be read: {e.strerror}") from e
-        if len(data) != ref.size:
-            raise Invalid(f"the file of the region {ref.name!r} is shorter than it was when it was registered")
-        return memoryview(data)
+            return self.at(ref).copy()
+        except Unreadable as e:
+            raise Invalid(str(e)) from e
 
     def write(self, ref: MemoryRef, view: memoryview) -> None:
         """Put an output there. Raises Invalid."""
@@ -108,8 +148,8 @@ class Regions:
             raise Invalid(f"it is {len(view):,} bytes, shared_memory_byte_size leaves it {ref.size:,}")
         at = region.offset + ref.offset
         try:
-            _check_within(region.fd, at + len(view), region.key)
-            written = os.pwrite(region.fd, view, at)
+            _check_within(region.file.fd, at + len(view), region.key)
+            written = os.pwrite(region.file.fd, view, at)
         except OSError as e:
             raise Invalid(f"the region {ref.name!r} cannot be written: {e.strerror}") from e
         if written != len(view):

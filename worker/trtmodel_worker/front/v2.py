@@ -21,7 +21,7 @@ import orjson
 from trtmodel_contract.manifest import TensorSpec
 
 from trtmodel_worker.engines.base import DTYPES
-from trtmodel_worker.front.calls import Failed, Outputs, Shape
+from trtmodel_worker.front.calls import Body, Failed, Outputs, Shape
 from trtmodel_worker.front.jsoncodec import (
     BadJson,
     may_hold_booleans,
@@ -61,8 +61,9 @@ class Plan:
         self.fixed = False  # the answer's JSON part follows from the shapes
         self.answer: tuple[list[Shape], bytes] | None = None  # what its JSON part says of outputs of these shapes
 
-    def bodies(self, tail: memoryview, regions: Regions) -> list[memoryview]:
-        """Bytes of each input, in the model's order. Raises Invalid."""
+    def bodies(self, tail: memoryview, regions: Regions) -> list[Body]:
+        """Bytes of each input, in the model's order. Those in shared memory stay there, unless their content is looked
+        at: what was looked at is what runs. Raises Invalid."""
         if len(tail) != self.tail_bytes:
             raise Invalid(
                 f"{len(tail)} bytes of binary data follow the JSON part, its binary_data_size add up to "
@@ -70,14 +71,18 @@ class Plan:
             )
         if self.simple is not None:
             return [tail[start:end] for start, end in self.simple]
-        found = []
+        found: list[Body] = []
         for place in self.places:
             if isinstance(place, tuple):
                 found.append(tail[place[0] : place[1]])
             else:
-                found.append(place if isinstance(place, memoryview) else regions.read(place))
+                found.append(place if isinstance(place, memoryview) else regions.at(place))
         for rule in self.checked:
-            rule.check_content(self.shapes[rule.index], found[rule.index])
+            place = self.places[rule.index]
+            view = regions.read(place) if isinstance(place, MemoryRef) else found[rule.index]
+            assert isinstance(view, memoryview)
+            rule.check_content(self.shapes[rule.index], view)
+            found[rule.index] = view
         return found
 
     def memory_bytes(self) -> int:
