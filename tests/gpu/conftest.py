@@ -1,6 +1,7 @@
 """Tests on a real GPU with a real TensorRT: README.md says how they are run. Elsewhere they are not collected.
 
-Each test writes what it measured into `$OUT/gpu-report.json` (default tests/gpu/out).
+Each test writes what it measured into `$OUT/gpu-report.json` (default tests/gpu/out). What has a bar is listed at the
+end, one line each: a figure that misses its bar fails no test, an answer that is wrong does.
 """
 
 from __future__ import annotations
@@ -43,13 +44,25 @@ class Report:
 
     def __init__(self, path):
         self._path = path
-        self._found = {"about": self._about(), "tests": {}}
+        self._found = {"about": self._about(), "bars": [], "tests": {}}
 
     def add(self, test, figures):
         self._found["tests"].setdefault(test, {}).update(figures)
+        self._write()
+        print(f"\n{test}: {json.dumps(figures, default=str)}", flush=True)
+
+    def bar(self, line):
+        self._found["bars"].append(line)
+        self._write()
+        print(f"\n{line}", flush=True)
+
+    @property
+    def bars(self):
+        return self._found["bars"]
+
+    def _write(self):
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._path.write_text(json.dumps(self._found, indent=1, default=str))
-        print(f"\n{test}: {json.dumps(figures, default=str)}", flush=True)
 
     def _about(self):
         from trtmodel_worker.engines.tensorrt.device import Cuda
@@ -65,12 +78,24 @@ class Report:
         }  # fmt: skip
 
 
+_reports = pytest.StashKey()
+
+
 @pytest.fixture(scope="session")
-def report():
+def report(request):
     path = OUT / "gpu-report.json"
     if path.exists():
-        path.rename(OUT / f"gpu-report-{int(path.stat().st_mtime)}.json")
-    return Report(path)
+        path.rename(OUT / f"gpu-report-{path.stat().st_mtime_ns}.json")
+    request.config.stash[_reports] = Report(path)
+    return request.config.stash[_reports]
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    found = config.stash.get(_reports, None)
+    if found is not None and found.bars:
+        terminalreporter.section("figures and bars")
+        for line in found.bars:
+            terminalreporter.write_line(line)
 
 
 @pytest.fixture
@@ -80,6 +105,22 @@ def figures(request, report):
 
     def add(**found):
         report.add(name, found)
+
+    return add
+
+
+@pytest.fixture
+def bar(report):
+    """`bar(what, figure, limit, unit)`: the figure may be at most the limit, or must reach it (`least=True`). Without a
+    limit it is only told."""
+
+    def add(what, figure, limit=None, unit="", *, least=False):
+        if limit is None:
+            report.bar(f"BAR told     {what}: {figure:.6g} {unit}")
+            return
+        met = figure >= limit if least else figure <= limit
+        asked = f"asked {'>=' if least else '<='} {limit:.6g} {unit}"
+        report.bar(f"BAR {'met     ' if met else 'NOT MET '} {what}: {figure:.6g} {unit} ({asked})")
 
     return add
 

@@ -1,8 +1,8 @@
 """A client in a process of its own: ``python gpu_client.py port request concurrency seconds [pause]``.
 
-Prints JSON: when each request was sent (by the monotonic clock, which all processes share), what it took in ms, and the
-statuses other than 200. SIGTERM ends it before its time. A connection that the server closes counts as a failed request
-and is made anew.
+Prints JSON: when each request was sent (by the monotonic clock, which all processes share), what it took in ms, which
+of them were the first that another revision answered, and the statuses other than 200. SIGTERM ends it before its time.
+A connection that the server closes counts as a failed request and is made anew.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def main(port, request, concurrency, seconds, pause):
 
     for _ in range(concurrency):
         connect()
-    sent, took, bad = [], [], []
+    sent, took, bad, turns, revision = [], [], [], [], b""
     end, asked = time.monotonic() + seconds, []
     signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
     while time.monotonic() < end and not asked:
@@ -50,6 +50,10 @@ def main(port, request, concurrency, seconds, pause):
             now = time.monotonic()
             sent.append(connection.sent)
             took.append(1e3 * (now - connection.sent))
+            answered = _revision(connection.got)
+            if answered != revision:
+                turns.append(len(took) - 1)
+                revision = answered
             if status != 200:
                 bad.append(f"{status}: {connection.got[-300:]!r}")
             if pause:
@@ -58,7 +62,12 @@ def main(port, request, concurrency, seconds, pause):
             connection.sent = time.monotonic()
     late = [time.monotonic() - c.sent for c in connections.values() if time.monotonic() - c.sent > 5.0]
     bad += [f"no answer for {seconds:.1f} s" for seconds in late]
-    json.dump({"sent": sent, "ms": took, "bad": bad}, sys.stdout)
+    json.dump({"sent": sent, "ms": took, "bad": bad, "turns": turns}, sys.stdout)
+
+
+def _revision(answer):
+    at = answer.find(b"x-trtmodel-revision: ", 0, 2000)
+    return answer[at + 21 : answer.find(b"\r\n", at)] if at > 0 else b""
 
 
 if __name__ == "__main__":

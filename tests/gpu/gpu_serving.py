@@ -73,11 +73,12 @@ class Served:
             *os.environ.get("PYTHONPATH", "").split(os.pathsep),
         ]
         kept = {n: os.environ[n] for n in ("LD_LIBRARY_PATH", "PYTHONHOME", "CUDA_VISIBLE_DEVICES") if n in os.environ}
-        self.worker = WorkerProcess(
-            folder / "worker", self.operator, self.bucket, TRTMODEL_RUNTIME=runtime, TRTMODEL_CONTEXTS=str(lanes),
-            TRTMODEL_HOSTS=str(hosts), TRTMODEL_SHARED_MEMORY_PREFIX=SHM_PREFIX, TRTMODEL_BATCH_BUCKETS="1,2,4,8,16,32",
-            PYTHONPATH=os.pathsep.join(str(p) for p in paths if str(p)), **kept, **environment,
-        )  # fmt: skip
+        settings = {
+            "TRTMODEL_RUNTIME": runtime, "TRTMODEL_CONTEXTS": str(lanes), "TRTMODEL_HOSTS": str(hosts),
+            "TRTMODEL_SHARED_MEMORY_PREFIX": SHM_PREFIX, "TRTMODEL_BATCH_BUCKETS": "1,2,4,8,16,32",
+            "PYTHONPATH": os.pathsep.join(str(p) for p in paths if str(p)), **kept, **environment,
+        }  # fmt: skip
+        self.worker = WorkerProcess(folder / "worker", self.operator, self.bucket, **settings)
         self.clients = 0
 
     def __enter__(self):
@@ -151,11 +152,23 @@ class Served:
 
     def measure(self, request, concurrency, seconds, processes=1):
         """Percentiles and rate of clients that do nothing else."""
+        before = self.spent()
         clients = [self.client(request, concurrency, seconds) for _ in range(processes)]
         results = [client.result() for client in clients]
+        parts = {name: round(1e3 * (now - before[name][0]) / max(1, count - before[name][1]), 3)
+                 for name, (now, count) in self.spent().items()}  # fmt: skip
         took = np.concatenate([r.ms for r in results])
         bad = [text for r in results for text in r.bad]
-        return {**percentiles(took), "per_second": round(len(took) / seconds, 1), "bad": len(bad), "why": bad[:3]}
+        return {**percentiles(took), "per_second": round(len(took) / seconds, 1), "mean_ms_in": parts, "bad": len(bad),
+                "why": bad[:3]}  # fmt: skip
+
+    def spent(self):
+        """Seconds and requests until now, by part: waiting for a lane, in the engine, all within the worker."""
+        text = self.worker.metrics()
+        return {
+            part: (_sum(text, f"{part}_seconds_sum"), _sum(text, f"{part}_seconds_count"))
+            for part in ("queue", "compute", "request")
+        }
 
 
 class Client:
@@ -171,12 +184,14 @@ class Client:
         out, _ = self._process.communicate(timeout=self._seconds + 60)
         assert self._process.returncode == 0
         found = json.loads(out)
-        return Seen(np.array(found["sent"]), np.array(found["ms"]), found["bad"])
+        return Seen(np.array(found["sent"]), np.array(found["ms"]), found["bad"], found["turns"])
 
 
 class Seen:
-    def __init__(self, sent, ms, bad):
-        self.sent, self.ms, self.bad = sent, ms, bad
+    """`turns`: which requests were the first that another revision answered, the very first one among them."""
+
+    def __init__(self, sent, ms, bad, turns=()):
+        self.sent, self.ms, self.bad, self.turns = sent, ms, bad, list(turns)
 
     def between(self, begin, end):
         """Latencies of requests that were under way then."""
@@ -205,5 +220,20 @@ def stopped(pid):
 
 
 def metric(worker, name):
-    lines = [line for line in worker.metrics().splitlines() if line.startswith(f"trtmodel_{name}")]
+    return _sum(worker.metrics(), name)
+
+
+def _sum(text, name):
+    lines = [line for line in text.splitlines() if line.startswith(f"trtmodel_{name}")]
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
+
+
+def compute_p99(worker):
+    """Milliseconds in the engine, of all requests until now: the upper end of the histogram's bucket."""
+    found = {}
+    for line in worker.metrics().splitlines():
+        if line.startswith("trtmodel_compute_seconds_bucket") and "+Inf" not in line:
+            limit = float(line.split('le="')[1].split('"')[0])
+            found[limit] = found.get(limit, 0.0) + float(line.rsplit(" ", 1)[1])
+    total = max(found.values(), default=0.0)
+    return 1e3 * min((limit for limit, count in found.items() if count >= 0.99 * total), default=0.0)

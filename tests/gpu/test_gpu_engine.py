@@ -16,6 +16,8 @@ from trtmodel_worker.engines.base import CannotLoad, OutOfMemory, allocate_anew
 from trtmodel_worker.engines.tensorrt import compat
 from trtmodel_worker.engines.tensorrt.device import Cuda, CudaError
 
+pytestmark = pytest.mark.timeout(120)
+
 SECONDS = 2.0
 ROWS = (1, 4, 8, 16, 32)
 
@@ -127,7 +129,7 @@ def test_every_shape_that_was_bound_has_a_graph_on_every_lane_that_answers_the_s
     assert all(np.array_equal(answers[0], other) for other in answers[1:])
 
 
-def test_a_run_costs_what_a_bare_loop_costs(served, resnet, figures):
+def test_a_run_costs_what_a_bare_loop_costs(served, resnet, figures, bar):
     """By number of rows: bare graph with copies in it, our graph, our plain run; and memory that is not pinned."""
     engine, lanes, pinned, _ = served
     found = {}
@@ -148,10 +150,14 @@ def test_a_run_costs_what_a_bare_loop_costs(served, resnet, figures):
     plain = lane.bind(pinned.put(resnet.sample(1)), pinned.allocate)
     found["rows_1"]["plain"] = percentiles(timed(plain.run, 1.0))
     figures(**found)
+    for rows in ROWS:
+        each = found[f"rows_{rows}"]
+        share = 100 * each["bare"]["p50_ms"] / each["graph"]["p50_ms"]
+        bar(f"one lane in one process at bucket {rows} against the bare loop", share, 95, "%", least=True)
     assert found["rows_1"]["graph"]["p50_ms"] < found["rows_1"]["plain"]["p50_ms"]
 
 
-def test_lanes_with_graphs_run_side_by_side(served, resnet, figures):
+def test_lanes_with_graphs_run_side_by_side(served, resnet, figures, bar):
     engine, lanes, pinned, _ = served
     runs = [lane.bind(pinned.put(resnet.sample(1, seed=i)), pinned.allocate).run for i, lane in enumerate(lanes)]
     found = {f"graphs_{n}": together(runs[:n]) for n in (1, 2, 4)}
@@ -160,6 +166,8 @@ def test_lanes_with_graphs_run_side_by_side(served, resnet, figures):
     for bare in bares:
         bare.free()
     figures(per_second=found)
+    share = 100 * found["graphs_4"] / found["bare_4"]
+    bar("four lanes in one process against four bare loops", share, 95, "%", least=True)
     assert found["graphs_4"] > found["graphs_1"]
 
 
@@ -176,13 +184,14 @@ def test_a_lane_is_made_anew(served, figures):
     figures(freed_milliseconds=round(1e3 * (time.perf_counter() - began), 3))
 
 
-def test_an_output_whose_shape_only_the_data_tells_is_answered_from_10_on_and_refused_before(figures):
+def test_an_output_whose_shape_only_the_data_tells_is_answered_from_10_on_and_refused_before(figures, bar):
     model = gpu_models.nonzero()
     engine = gpu_serving.load(model)
     if not compat.capabilities(compat.load()).data_shaped_outputs:
         with pytest.raises(CannotLoad) as refused:
             engine.create_lane()
         figures(said=str(refused.value))
+        bar("an output whose shape only the data tells is refused by the worker", 1, 1, least=True)
         return
     lane = engine.create_lane()
     for turn, rows in enumerate((1, 1, 3, 3, 1)):  # 8.6.0 gave the answer of an earlier run's shape here
@@ -218,7 +227,7 @@ def test_lack_of_memory_is_told_as_such_and_harms_nothing(magika, magika_engine,
     assert magika_engine.create_lane().run(magika.sample(1), allocate_anew)
 
 
-def test_the_first_run_of_a_warm_lane_is_as_fast_as_later_ones(served, resnet, figures):
+def test_the_first_run_of_a_warm_lane_is_as_fast_as_later_ones(served, resnet, figures, bar):
     _, lanes, pinned, _ = served
     time.sleep(1.0)  # what a request meets that comes after a pause
     run = lanes[3].bind(pinned.put(resnet.sample(1)), pinned.allocate).run
@@ -227,3 +236,4 @@ def test_the_first_run_of_a_warm_lane_is_as_fast_as_later_ones(served, resnet, f
     first = 1e3 * (time.perf_counter() - began)
     steady = percentiles(timed(run, 0.5))
     figures(first_ms=round(first, 3), steady=steady)
+    bar("first run of a warm lane after a pause of 1 s, against the steady p50", first / steady["p50_ms"], None, "x")
