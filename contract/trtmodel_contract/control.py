@@ -81,13 +81,16 @@ class DesiredModel:
     """Everything that a worker should hold and route for one model. Engines that are not listed are released.
     A changed `window` starts new counters. `may_drain`: other workers serve, so this one may leave service for as
     long as it takes to change engines, if memory does not hold both. `baseline` is a window that stays in the report
-    however many follow it: what stable did before the rollout."""
+    however many follow it: what stable did before the rollout. `synthetic`: too few requests come, so golden samples run,
+    one at a time and only while nothing else waits, until stable and candidate each have so many attempts in the
+    window."""
 
     engines: tuple[DesiredEngine, ...]
     routes: Routes
     window: str
     may_drain: bool = field(default=False, metadata=LATER)
     baseline: str = field(default="", metadata=LATER)
+    synthetic: int = field(default=0, metadata=LATER)
 
 
 @dataclass(frozen=True)
@@ -179,13 +182,15 @@ class ShadowCounts:
 @dataclass(frozen=True)
 class AttemptCounts:
     """Attempts by the engine that they were routed to, before retry, hedge or fallback. `failed` is by class.
-    `compute` is by batch bucket: histogram of compute seconds (see `histogram`). `shadow`: None if there was none."""
+    `compute` is by batch bucket: histogram of compute seconds (see `histogram`). `shadow`: None if there was none.
+    `synthetic`: so many of them were golden samples that the worker ran since too few requests came."""
 
     ok: int = 0
     failed: Mapping[str, int] = field(default_factory=dict)
     abandoned: int = 0
     compute: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
     shadow: ShadowCounts | None = field(default=None, metadata=LATER)
+    synthetic: int = field(default=0, metadata=LATER)
 
 
 class MemoryPolicy(str, enum.Enum):

@@ -51,6 +51,11 @@ def pointer_payload(pointer: bytes) -> bytes:
     return b"trtmodel.io/pointer/v1\n" + pointer
 
 
+def webhook_payload(url: str, body: bytes, expires: int) -> bytes:
+    """'The operator asks or tells this address this, until then.' `url` is as the TRTModel has it."""
+    return b"trtmodel.io/webhook/v1\n" + canonical([url, sha256_hex(body), expires])
+
+
 def request_payload(method: str, path: str, worker_uid: str, body: bytes, expires: int) -> bytes:
     """'The operator asks this worker for this, until then.' `path` includes the query."""
     return b"trtmodel.io/request/v1\n" + canonical([method, path, worker_uid, sha256_hex(body), expires])

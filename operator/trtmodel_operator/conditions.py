@@ -70,6 +70,8 @@ def status(seen: Observed, decision: Decision, previous: Mapping[str, object]) -
         "replicas": targets.replicas(seen),
         "selector": manifests.worker_selector(seen.model),
     }
+    if analysis := targets.analysis_status(decision):
+        found["analysis"] = analysis
     return found
 
 

@@ -116,6 +116,15 @@ class Node:
             raise SpecError(f"{self.path}.{name}: {shown(value)} is not a number from 0 on")
         return float(value)
 
+    def bound(self, name: str) -> float | None:
+        """A number of either sign; None where there is none."""
+        value = self.value.get(name)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not -1e15 <= value <= 1e15:
+            raise SpecError(f"{self.path}.{name}: {shown(value)} is not a number from -1e15 to 1e15")
+        return float(value)
+
     def seconds(self, name: str, default: str, low: float = 0.0) -> float:
         value = self.value.get(name)
         found = duration(default if value is None else value, f"{self.path}.{name}")

@@ -9,7 +9,7 @@ from trtmodel_contract.control import DesiredRequest, Report
 from trtmodel_contract.progress import JobProgress
 from trtmodel_contract.signing import Signature
 
-from trtmodel_operator.model import Decision, Observed
+from trtmodel_operator.model import Answer, Decision, Lookup, Observed, WebhookSpec
 
 Key = tuple[str, str]  # namespace, name
 Json = dict[str, Any]
@@ -102,6 +102,22 @@ class Progress(Protocol):
 
     async def ask(self, ip: str) -> JobProgress:
         """Raises WorkerError when it cannot be had within the timeout: it is news for people, never waited for."""
+        ...
+
+
+class Inquiries(Protocol):
+    """What is looked up outside the cluster, beside the passes. Nothing here waits."""
+
+    def answers(self, key: Key) -> tuple[Answer, ...]:
+        """The newest answer of each lookup that is followed and was answered."""
+        ...
+
+    def follow(self, key: Key, lookups: Sequence[Lookup]) -> None:
+        """Ask these again and again, and no others. Enqueues `key` when an answer says something new."""
+        ...
+
+    def tell(self, hook: WebhookSpec, key: str, body: str) -> None:
+        """Once, with a few tries; a failure is logged and fails nothing."""
         ...
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from trtmodel_contract.codec import encode
 
 from trtmodel_operator import conditions, manifests, reasons
-from trtmodel_operator.adapters import signing
+from trtmodel_operator.adapters import signing, webhooks
 from trtmodel_operator.adapters.observe import observe
 from trtmodel_operator.decide import decide
 from trtmodel_operator.model import (
@@ -27,15 +27,18 @@ from trtmodel_operator.model import (
     DeleteJob,
     DeleteWorkload,
     Guard,
+    Notice,
     Observed,
     ObservedWorker,
     Signal,
+    WebhookStage,
 )
 from trtmodel_operator.ports import (
     Clock,
     Cluster,
     ClusterError,
     Conflict,
+    Inquiries,
     Json,
     Key,
     KeyWatch,
@@ -69,6 +72,7 @@ class Reconciler:
     decide: Callable[[Observed], Decision] = decide
     progress: Progress | None = None
     keys: KeyWatch | None = None
+    inquiries: Inquiries | None = None
     job_policy: manifests.JobPolicy = NO_POLICY
     installation: str = ""  # names this operator in buckets: see Observed.cluster
 
@@ -86,6 +90,8 @@ class Reconciler:
         raw = await self.cluster.get_model(key)
         if raw is None:
             self.workers.follow(key, {})
+            if self.inquiries is not None:
+                self.inquiries.follow(key, ())
             self.metrics.forget(key)
             if self.keys is not None:
                 self.keys.forget(key)
@@ -99,6 +105,7 @@ class Reconciler:
             now=self.clock.now(),
             progress=self.progress,
             cluster=self.installation,
+            answers=self.inquiries.answers(key) if self.inquiries is not None else (),
         )
         self.workers.follow(key, {w.uid: (w.ip, w.report.version if w.report else 0) for w in _reachable(observed)})
         if self.keys is not None:
@@ -109,6 +116,8 @@ class Reconciler:
         log.log(level, "%s: %s", decision.rule, decision.situation.message)
         if moved:
             await self.cluster.write_memory(key, raw["metadata"]["resourceVersion"], encode(decision.memory))
+        if self.inquiries is not None:
+            self.inquiries.follow(key, decision.lookups)
         try:
             unanswered = await self._act(observed, decision)
         except ClusterError as e:
@@ -184,7 +193,15 @@ class Reconciler:
             await self.cluster.write_status(key, status)
         for notice in conditions.events(previous, status, decision.notices):
             await self.cluster.post_event(raw, notice.reason, notice.message, warning=notice.warning)
+            self._tell(observed, notice)
         self.metrics.persisted(key, observed, decision, status)
+
+    def _tell(self, observed: Observed, notice: Notice) -> None:
+        if observed.spec is None or self.inquiries is None:
+            return
+        for hook in observed.spec.rollout.analysis.webhooks:
+            if hook.stage is WebhookStage.EVENT:
+                self.inquiries.tell(hook, *webhooks.event(observed.model, hook, notice, observed.now))
 
 
 def _reachable(observed: Observed) -> list[ObservedWorker]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 _PREFIX = "TRTMODEL_"
+_ORIGIN = re.compile(r"https?://(\*\.)?([A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?/?")
 _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 _KNOWN = (
     "WORKER_IMAGE",
@@ -24,6 +25,8 @@ _KNOWN = (
     "MAX_BUILDS",
     "JOB_PRIORITY_CLASS",
     "KEY_MAX_AGE_DAYS",
+    "ALLOWED_ADDRESSES",
+    "PROMETHEUS_ADDRESS",
     "COLLECT_EVERY_HOURS",
     "COLLECT_DELETE",
     "COLLECT_GRACE_HOURS",
@@ -75,6 +78,12 @@ class Settings:
     `collect_grace_hours` (TRTMODEL_COLLECT_GRACE_HOURS): what is younger stays, and at least what a build may still
     be about to publish.
 
+    `allowed_addresses` (TRTMODEL_ALLOWED_ADDRESSES, comma separated): the origins that queries and webhooks of models
+    may name, such as https://hooks.example.com, http://prometheus.monitoring.svc:9090 or https://*.example.com. Empty:
+    none is called.
+
+    `prometheus_address` (TRTMODEL_PROMETHEUS_ADDRESS): the Prometheus of queries that name no address; it is allowed.
+
     `pod_name` (POD_NAME): names this replica in the Lease and in events.
     """
 
@@ -94,6 +103,8 @@ class Settings:
     collect_every_hours: int = 0
     collect_delete: bool = False
     collect_grace_hours: int = 48
+    allowed_addresses: tuple[str, ...] = ()
+    prometheus_address: str = ""
 
 
 def from_environment(environ: Mapping[str, str]) -> Settings:
@@ -154,6 +165,16 @@ def from_environment(environ: Mapping[str, str]) -> Settings:
     priority_class = text(f"{_PREFIX}JOB_PRIORITY_CLASS", "")
     if priority_class and not _NAME.fullmatch(priority_class):
         problems.append(f"{_PREFIX}JOB_PRIORITY_CLASS must be a Kubernetes name, not {priority_class[:80]!r}")
+    prometheus = text(f"{_PREFIX}PROMETHEUS_ADDRESS", "")
+    allowed = tuple(
+        dict.fromkeys(a.strip() for a in environ.get(f"{_PREFIX}ALLOWED_ADDRESSES", "").split(",") if a.strip())
+    )
+    for address in allowed:
+        if not _ORIGIN.fullmatch(address):
+            expected = "scheme://host[:port] without a path, such as https://hooks.example.com or https://*.example.com"
+            problems.append(f"{_PREFIX}ALLOWED_ADDRESSES: {address[:80]!r} is no origin: give {expected}")
+    if prometheus and not re.fullmatch(r"https?://[^\s/@?#]+(/[^\s?#]*)?", prometheus):
+        problems.append(f"{_PREFIX}PROMETHEUS_ADDRESS must be http(s)://host[:port][/path], not {prometheus[:80]!r}")
     settings = Settings(
         worker_image=image,
         namespace=name_of(f"{_PREFIX}NAMESPACE"),
@@ -170,6 +191,8 @@ def from_environment(environ: Mapping[str, str]) -> Settings:
         collect_every_hours=count(f"{_PREFIX}COLLECT_EVERY_HOURS", 8784),
         collect_delete=truth(f"{_PREFIX}COLLECT_DELETE"),
         collect_grace_hours=count(f"{_PREFIX}COLLECT_GRACE_HOURS", 87840, Settings.collect_grace_hours),
+        allowed_addresses=allowed,
+        prometheus_address=prometheus,
         pod_name=text("POD_NAME", Settings.pod_name),
     )
     if problems:

@@ -21,6 +21,8 @@ from trtmodel_operator.model import (
     BuildSpec,
     CalibrationSpec,
     Command,
+    NoData,
+    QuerySpec,
     RetrySpec,
     RolloutSpec,
     ServingSpec,
@@ -29,6 +31,8 @@ from trtmodel_operator.model import (
     Target,
     Tier,
     VerifySpec,
+    WebhookSpec,
+    WebhookStage,
 )
 from trtmodel_operator.units import quantity
 
@@ -37,9 +41,14 @@ PRECISIONS = ("FP32", "FP16", "BF16", "INT8", "FP8")
 CALIBRATIONS = ("Entropy", "MinMax")
 FALLBACKS = ("Standby", "Error")
 MEMORY_POLICIES = ("Auto", "Availability", "Resource")
+PROMOTIONS = ("Automatic", "Manual")
 TIERS = ("Development", "Staging", "Production")
 DELETION_POLICIES = ("Retain", "Delete")
 QUICK_LEVEL = 1  # of TensorRT's optimization, where the default is 3
+NO_DATA = tuple(policy.value for policy in NoData)
+WEBHOOK_STAGES = tuple(stage.value for stage in WebhookStage)
+WEBHOOK_SECONDS = 60.0  # the longest timeout of one call
+LOOKUPS_MOST = 8  # queries, and webhooks, of one TRTModel
 ON_TARGET_FAILURE = ("RollbackAll", "Hold")
 AUTO = "Auto"
 LARGEST_BATCH = 4096
@@ -296,21 +305,79 @@ def _pod(node: Node) -> Mapping[str, object]:
 def _rollout(node: Node) -> RolloutSpec:
     analysis = node.child("analysis")
     steps = node.items("steps") or [Node(s, f"{node.path}.steps") for s in DEFAULT_STEPS]
+    policy = node.choice("memoryPolicy", MEMORY_POLICIES, "Auto")
     return RolloutSpec(
-        steps=tuple(_step(s) for s in steps),
-        analysis=AnalysisSpec(
-            interval=max(1.0, analysis.seconds("interval", "10s")),
-            min_requests=analysis.whole("minRequests", 3000, 1),
-            max_error_rate_increase=analysis.number("maxErrorRateIncrease", 0.001),
-            max_latency_ratio=analysis.number("maxLatencyRatio", 1.2),
-        ),
+        steps=_steps(node.path, [_step(s) for s in steps], policy),
+        analysis=_analysis(analysis),
         progress_deadline=node.seconds("progressDeadline", "30m"),
         history_limit=node.whole("historyLimit", 5, 1),
         paused=node.boolean("paused", False),
-        memory_policy=node.choice("memoryPolicy", MEMORY_POLICIES, "Auto"),
+        memory_policy=policy,
         allow_downtime=node.boolean("allowDowntime", False),
         hold_on_target_failure=node.choice("onTargetFailure", ON_TARGET_FAILURE, "RollbackAll") == "Hold",
+        manual=node.choice("promotion", PROMOTIONS, "Automatic") == "Manual",
     )
+
+
+def _steps(path: str, steps: list[Step], policy: str) -> tuple[Step, ...]:
+    """Raises SpecError for steps that cannot be taken one after the other."""
+    if steps[-1].weight == 0:
+        raise SpecError(
+            f"{path}.steps: in the last step clients get no answer of the candidate (weight 0), so that nothing would be "
+            "known of it when it is promoted: add a step with a weight"
+        )
+    if policy == "Resource" and any(step.weight < 100 for step in steps):
+        raise SpecError(
+            f"{path}.steps: a share of the requests or a shadow takes two engines in memory, and memoryPolicy Resource "
+            "keeps one: use weight 100 in every step, or another memoryPolicy"
+        )
+    return tuple(steps)
+
+
+def _analysis(node: Node) -> AnalysisSpec:
+    agreement = node.bound("minAgreement")
+    if agreement is not None and not 0 <= agreement <= 1:
+        raise SpecError(f"{node.path}.minAgreement: {shown(agreement)} is not a share from 0 to 1")
+    queries = tuple(_query(q) for q in node.items("prometheus"))
+    webhooks = tuple(_webhook(w) for w in node.items("webhooks"))
+    for what, names in (("prometheus", [q.name for q in queries]), ("webhooks", [w.name for w in webhooks])):
+        if len(names) > LOOKUPS_MOST:
+            raise SpecError(f"{node.path}.{what}: {len(names)} are too many: give {LOOKUPS_MOST} at most")
+        if len(set(names)) != len(names):
+            raise SpecError(f"{node.path}.{what}: two are named {max(names, key=names.count)}: give each its own name")
+    return AnalysisSpec(
+        interval=max(1.0, node.seconds("interval", "10s")),
+        min_requests=node.whole("minRequests", 3000, 1),
+        max_error_rate_increase=node.number("maxErrorRateIncrease", 0.001),
+        max_latency_ratio=node.number("maxLatencyRatio", 1.2),
+        no_data=NoData(node.choice("noData", NO_DATA, NoData.HOLD.value)),
+        min_agreement=agreement,
+        prometheus=queries,
+        webhooks=webhooks,
+    )
+
+
+def _query(node: Node) -> QuerySpec:
+    low, high = node.bound("min"), node.bound("max")
+    if low is None and high is None:
+        raise SpecError(f"{node.path}: neither min nor max is given: give at least one, or remove the query")
+    if low is not None and high is not None and low > high:
+        raise SpecError(f"{node.path}: min {low:g} is above max {high:g}: no number can lie between them")
+    return QuerySpec(
+        name=node.text("name", required=True),
+        query=node.text("query", required=True),
+        address=node.text("address"),
+        low=low,
+        high=high,
+    )
+
+
+def _webhook(node: Node) -> WebhookSpec:
+    timeout = node.seconds("timeout", "10s", 0.1)
+    if timeout > WEBHOOK_SECONDS:
+        raise SpecError(f"{node.path}.timeout: {shown(node.value.get('timeout'))} is too long: give at most 1m")
+    stage = WebhookStage(node.choice("stage", WEBHOOK_STAGES))
+    return WebhookSpec(node.text("name", required=True), stage, node.text("url", required=True), timeout)
 
 
 def _step(node: Node) -> Step:
@@ -321,4 +388,12 @@ def _step(node: Node) -> Step:
         raise SpecError(
             f'{node.path}.workers: {shown(workers)} is neither a number from 1 on nor a share such as "50%"'
         )
-    return Step(workers, node.seconds("hold", "2m"))  # type: ignore[arg-type]  # an int or a str by the checks above
+    weight, shadow = node.whole("weight", 100, 0, 100), node.whole("shadow", 0, 0, 100)
+    if weight == 100 and shadow:
+        raise SpecError(
+            f"{node.path}.shadow: with weight 100 the candidate answers every request, and none is left to mirror: set "
+            "weight to 0 to mirror only, or remove shadow"
+        )
+    if not weight and not shadow:
+        raise SpecError(f"{node.path}: with neither weight nor shadow the candidate does nothing: give one of them")
+    return Step(workers, node.seconds("hold", "2m"), weight, shadow, node.boolean("pause", False))  # type: ignore[arg-type]  # an int or a str by the checks above

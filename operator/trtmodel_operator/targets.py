@@ -24,6 +24,7 @@ from trtmodel_operator.text import cut
 Status = dict[str, object]
 
 MESSAGE_LENGTH = 1024
+CHECK_LENGTH = 512
 FIGURES = 32
 ENGINES = 8
 
@@ -85,6 +86,29 @@ def _running(job: ObservedJob) -> Status:
         if job.progress.percent is not None:
             found["progress"] = job.progress.percent
     return {**found, **({"message": cut(words, MESSAGE_LENGTH)} if words else {})}
+
+
+def analysis_status(decision: Decision) -> Status:
+    """What the last look said of the candidate; nothing while none is on trial."""
+    candidate, step = decision.memory.candidate, decision.memory.step
+    if candidate is None or step is None or not step.verdict:
+        return {}
+    found: Status = {
+        "revision": candidate.revision,
+        "verdict": step.verdict,
+        "message": cut(step.sentence, MESSAGE_LENGTH),
+    }
+    if step.checks:
+        found["checks"] = [
+            {
+                "name": c.name,
+                "verdict": c.verdict,
+                **({"value": c.value} if c.value is not None else {}),
+                "message": cut(c.sentence, CHECK_LENGTH),
+            }
+            for c in step.checks
+        ]
+    return found
 
 
 def history_status(entry: HistoryEntry) -> Status:
@@ -164,7 +188,10 @@ def serves(seen: Observed, worker: ObservedWorker) -> bool:
     report = facts.model_report(seen, worker)
     if not worker.ready or report is None:
         return False
-    routed = report.routes.candidate or report.routes.stable
+    alone = (
+        report.routes.weight == 100 or not report.routes.stable
+    )  # else stable answers as well, or whatever is mirrored
+    routed = report.routes.candidate if report.routes.candidate and alone else report.routes.stable
     return facts.holds(seen, worker, routed)
 
 

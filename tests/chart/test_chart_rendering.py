@@ -102,6 +102,8 @@ def test_the_operator_is_told_everything_by_its_environment(helm: Helm) -> None:
         "TRTMODEL_MAX_BUILDS": "0",
         "TRTMODEL_JOB_PRIORITY_CLASS": "trtmodel-operator-builds",
         "TRTMODEL_KEY_MAX_AGE_DAYS": "0",
+        "TRTMODEL_ALLOWED_ADDRESSES": "",
+        "TRTMODEL_PROMETHEUS_ADDRESS": "",
     }
 
 

@@ -40,6 +40,10 @@ def analysis(**settings: Any) -> dict[str, Any]:
     return {"rollout.analysis": settings}
 
 
+def webhook(**changes: Any) -> dict[str, Any]:
+    return analysis(webhooks=[{"name": "a", "stage": "Event", "url": "https://hooks.example.com/x", **changes}])
+
+
 ROOT_AND_SOURCE = [
     no("a name that is too long", {".metadata.name": "m" * 41}, "m" * 41, "at most 40 characters"),
     no("a name with a dot", {".metadata.name": "a.b"}, 'the name "a.b" cannot be used'),
@@ -217,22 +221,32 @@ ROLLOUT = [
     no("a step of 101%", step(workers="101%"), "workers 101% is not a number of workers"),
     no("a step of half", step(workers="half"), "workers half is not", '"1%" to "100%"'),
     no("a step without workers", {"rollout.steps": [{"hold": "1m"}]}, "spec.rollout.steps[0].workers: Required value"),
-    no("half the weight", step(weight=50), "spec.rollout.steps[0].weight: Forbidden",
-       "weight 50 is not supported yet: use 100, and fewer workers for a smaller share"),
-    no("a shadow", step(shadow=10), "shadow 10 is not supported yet: remove it"),
+    no("more than all requests", step(weight=101), "spec.rollout.steps[0].weight"),
+    no("a shadow of nothing", step(shadow=10), "none is left to mirror: set weight to 0 to mirror only, or remove shadow"),
+    no("a step that does nothing", step(weight=0), "with neither weight nor shadow the candidate does nothing"),
+    no("a last step that only mirrors", step(weight=0, shadow=10), "in the last step clients get no answer"),
+    no("two engines where memory holds one", {"rollout.memoryPolicy": "Resource",
+                                              "rollout.steps": [{"workers": 1, "weight": 50}]},
+       "takes two engines in memory, and memoryPolicy Resource keeps one"),
     no("a hold of two days", step(hold="48h"), 'hold "48h" is not a duration from 0s to 24h'),
-    no("noData Synthetic", analysis(noData="Synthetic"), "noData Synthetic is not supported yet: use Hold"),
-    no("noData Promote", analysis(noData="Promote"), "noData Promote is not supported yet: use Hold"),
-    no("an agreement", analysis(minAgreement=0.99), "minAgreement is not supported yet: remove it"),
-    no("Prometheus", analysis(prometheus=[{"name": "a", "query": "up"}]), "prometheus is not supported yet"),
-    no("webhooks", analysis(webhooks=[{"name": "a", "stage": "Event", "url": "https://x"}]),
-       "webhooks is not supported yet"),
+    no("another policy for no data", analysis(noData="Guess"), "noData"),
+    no("an agreement of nothing", analysis(minAgreement=0.99), "no step has shadow: add a step with shadow"),
+    no("an agreement beyond all", analysis(minAgreement=1.5), "minAgreement"),
+    no("a query without a bound", analysis(prometheus=[{"name": "a", "query": "up"}]), "the query a has no bound"),
+    no("a query that nothing can pass", analysis(prometheus=[{"name": "a", "query": "up", "min": 1, "max": 0.5}]),
+       "the query a has a min above its max"),
+    no("a query of a file", analysis(prometheus=[{"name": "a", "query": "up", "min": 1, "address": "file:///x"}]),
+       'address "file:///x" is not one of a server'),
+    no("two queries of one name", analysis(prometheus=[{"name": "a", "query": "up", "min": 1}] * 2), "Duplicate value"),
+    no("a webhook with a password", webhook(url="https://me:secret@hooks/x"), "without user or password"),
+    no("a webhook that is no address", webhook(url="hooks/x"), 'url "hooks/x" is not an address'),
+    no("a webhook at no stage", webhook(stage="Sometimes"), "stage"),
+    no("a webhook that is waited for too long", webhook(timeout="2m"), 'timeout "2m" is not a duration from 100ms to 1m'),
     no("an error rate that nothing can prove", analysis(maxErrorRateIncrease=0), "maxErrorRateIncrease"),
     no("a candidate that must be faster", analysis(maxLatencyRatio=0.9), "maxLatencyRatio"),
     no("no requests", analysis(minRequests=0), "minRequests"),
     no("a hectic look", analysis(interval="1ms"), 'interval "1ms" is not a duration from 1s to 10m'),
     no("another promotion", {"rollout.promotion": "Maybe"}, "supported values", "Automatic"),
-    no("manual promotion", {"rollout.promotion": "Manual"}, "promotion Manual is not supported yet: use Automatic"),
     no("another memory policy", {"rollout.memoryPolicy": "Some"}, "supported values", "Availability"),
     no("another answer to a failed target", {"rollout.onTargetFailure": "Ignore"}, "supported values", "RollbackAll"),
     no("a deadline that is too short", {"rollout.progressDeadline": "5s"}, "is not a duration from 1m to 168h"),

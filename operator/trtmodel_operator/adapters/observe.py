@@ -23,6 +23,7 @@ from trtmodel_operator import spec as specs
 from trtmodel_operator.adapters.cluster import FINALIZER, owner_uid, owner_uids
 from trtmodel_operator.fields import SpecError
 from trtmodel_operator.model import (
+    Answer,
     JobKind,
     JobState,
     Memory,
@@ -65,6 +66,7 @@ async def observe(
     now: float,
     progress: Progress | None = None,
     cluster: str = "",
+    answers: tuple[Answer, ...] = (),
 ) -> Observed:
     """`raw` and `children` as the API server gave them. Asks every running worker for its report, and every running Job
     for its progress, in parallel."""
@@ -94,6 +96,7 @@ async def observe(
         key_ids=tuple(signer.public_keys()),
         published_key_ids=_published(own.get("ConfigMap", ())),
         cluster=cluster,
+        answers=answers,
         guarded=FINALIZER in (meta.get("finalizers") or ()),
         deleted_at=_epoch(meta["deletionTimestamp"]) if meta.get("deletionTimestamp") else None,
     )

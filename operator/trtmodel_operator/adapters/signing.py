@@ -157,8 +157,8 @@ def desired_request(signer: Signer, model: ModelRef, sequence: int, signal: Sign
     engines = tuple(
         DesiredEngine(e.role, _signed(signer, model, e.revision, e.manifest_digest)) for e in signal.engines
     )
-    routes = Routes(signal.stable, signal.candidate, signal.weight)
-    desired = DesiredModel(engines, routes, signal.window, signal.may_drain, signal.baseline)
+    routes = Routes(signal.stable, signal.candidate, signal.weight, signal.shadow)
+    desired = DesiredModel(engines, routes, signal.window, signal.may_drain, signal.baseline, signal.synthetic)
     return DesiredRequest(DesiredState(Fence(model.uid, sequence), {model.name: desired}))
 
 

@@ -17,6 +17,17 @@ from trtmodel_operator.model.asked import (
     Tier,
     VerifySpec,
 )
+from trtmodel_operator.model.checks import (
+    Answer,
+    Check,
+    Confirmation,
+    Lookup,
+    NoData,
+    Query,
+    QuerySpec,
+    WebhookSpec,
+    WebhookStage,
+)
 from trtmodel_operator.model.decision import (
     Action,
     ApplyPointer,
@@ -58,6 +69,7 @@ from trtmodel_operator.model.observed import (
 __all__ = [
     "Action",
     "AnalysisSpec",
+    "Answer",
     "ApplyPointer",
     "ApplyWorkload",
     "Artifact",
@@ -65,7 +77,9 @@ __all__ = [
     "BuildSpec",
     "Built",
     "CalibrationSpec",
+    "Check",
     "Command",
+    "Confirmation",
     "CreateJob",
     "Decision",
     "DeleteJob",
@@ -76,7 +90,9 @@ __all__ = [
     "HistoryEntry",
     "JobKind",
     "JobState",
+    "Lookup",
     "Memory",
+    "NoData",
     "Notice",
     "Observed",
     "ObservedJob",
@@ -85,6 +101,8 @@ __all__ = [
     "ObservedWorkload",
     "PlannedEngine",
     "Platform",
+    "Query",
+    "QuerySpec",
     "Rejected",
     "Resolved",
     "RetrySpec",
@@ -99,4 +117,6 @@ __all__ = [
     "Target",
     "Tier",
     "VerifySpec",
+    "WebhookSpec",
+    "WebhookStage",
 ]

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from trtmodel_contract.codec import LATER
 from trtmodel_contract.gate import Task, Thresholds
 from trtmodel_contract.identity import EngineSettings, Storage
+
+from trtmodel_operator.model.checks import NoData, QuerySpec, WebhookSpec
 
 
 @dataclass(frozen=True)
@@ -90,26 +93,36 @@ class ServingSpec:
 
 @dataclass(frozen=True)
 class Step:
-    """`workers` is a number or a percentage as written ("50%"); `hold` in seconds of observed time."""
+    """`workers` is a number or a percentage as written ("50%"); `hold` in seconds of observed time. `weight` is the
+    percentage of these workers' requests that the candidate answers, `shadow` that of stable's answers which it only
+    mirrors. `pause`: once passed, the step waits for a person."""
 
     workers: int | str
     hold: float
+    weight: int = field(default=100, metadata=LATER)
+    shadow: int = field(default=0, metadata=LATER)
+    pause: bool = field(default=False, metadata=LATER)
 
 
 @dataclass(frozen=True)
 class AnalysisSpec:
-    """`interval` in seconds: how often the figures are looked at."""
+    """`interval` in seconds: how often the figures are looked at. `min_agreement`: the least share of mirrored answers
+    that agree; None: it is told only."""
 
     interval: float
     min_requests: int
     max_error_rate_increase: float
     max_latency_ratio: float
+    no_data: NoData = field(default=NoData.HOLD, metadata=LATER)
+    min_agreement: float | None = field(default=None, metadata=LATER)
+    prometheus: tuple[QuerySpec, ...] = field(default=(), metadata=LATER)
+    webhooks: tuple[WebhookSpec, ...] = field(default=(), metadata=LATER)
 
 
 @dataclass(frozen=True)
 class RolloutSpec:
     """`hold_on_target_failure`: a target whose trial fails goes back alone, and the others stay where they are until a
-    person decides; otherwise all go back."""
+    person decides; otherwise all go back. `manual`: a person promotes."""
 
     steps: tuple[Step, ...]
     analysis: AnalysisSpec
@@ -119,6 +132,7 @@ class RolloutSpec:
     memory_policy: str
     allow_downtime: bool
     hold_on_target_failure: bool = False
+    manual: bool = False
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from trtmodel_contract.identity import Storage
 from trtmodel_contract.jobs import BuildTask, CollectTask, ResolveTask
 
 from trtmodel_operator.model.asked import Target
+from trtmodel_operator.model.checks import Lookup
 from trtmodel_operator.model.memory import Deployed, Memory, Platform
 from trtmodel_operator.model.observed import JobKind
 
@@ -82,7 +83,9 @@ class PlannedEngine:
 @dataclass(frozen=True)
 class Signal:
     """What one worker should hold and route. Signed and sent by the adapter. `may_drain`: others serve, so that it may
-    leave service to change engines where memory holds one. `baseline`: the window of before the rollout, to be kept."""
+    leave service to change engines where memory holds one. `baseline`: the window of before the rollout, to be kept.
+    `synthetic`: golden samples are run until the window counts so many requests. `weight` and `shadow` in percent: see
+    Routes."""
 
     pod: str
     uid: str
@@ -94,6 +97,8 @@ class Signal:
     window: str
     may_drain: bool = False
     baseline: str = ""
+    synthetic: int = 0
+    shadow: int = 0
 
 
 Action = CreateJob | DeleteJob | ApplyPointer | ApplyWorkload | DeleteWorkload | Guard | Signal
@@ -145,7 +150,8 @@ class Notice:
 class Decision:
     """`rule` is the name of the rule that decided. `requeue` in seconds; None = only when something happens. `wanted`
     is the revision that today's spec means, '' while that is not known; `gate` the key that figures of today's data
-    set carry (see Built); `builds` the names of the Jobs that this pass asks for an engine, by target."""
+    set carry (see Built); `builds` the names of the Jobs that this pass asks for an engine, by target. `lookups` are
+    what is to be looked up outside: those that a decision names no more are given up."""
 
     rule: str
     memory: Memory
@@ -156,3 +162,4 @@ class Decision:
     wanted: str = ""
     gate: str = ""
     builds: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    lookups: tuple[Lookup, ...] = ()

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 from trtmodel_contract.jobs import FoundArtifact
 
+from trtmodel_operator.model.checks import Check
+
 
 @dataclass(frozen=True)
 class Artifact:
@@ -77,6 +79,11 @@ class StepMemory:
     latency (two are needed), of the targets in `slow`. `baseline` is the window before the rollout: what a fleet of one
     is compared with.
     `failed` are the targets that went back alone, each with the reason: nothing moves until a person decides.
+    `checks` are the queries of Prometheus as they stood at the last look. `counted` are the candidate's requests in
+    this window, by target and hash of its members, when all of these were heard last: fewer later means that counters
+    began anew. `synthetic`: too few requests came, and workers run golden samples.
+    `weight` and `shadow` are what the last step that was opened gave the candidate. `resumed`: a person lifted the pause
+    of this step; `approved`: a person promoted it. `back`: no trial, but a person's way back to it.
     """
 
     index: int
@@ -95,6 +102,14 @@ class StepMemory:
     sentence: str = ""
     slow: tuple[str, ...] = ()
     failed: Mapping[str, str] = field(default_factory=dict)
+    checks: tuple[Check, ...] = ()
+    counted: Mapping[str, int] = field(default_factory=dict)
+    synthetic: bool = False
+    weight: int = 100
+    shadow: int = 0
+    resumed: bool = False
+    approved: bool = False
+    back: bool = False
 
 
 @dataclass(frozen=True)
@@ -117,7 +132,8 @@ class Platform:
 
 @dataclass(frozen=True)
 class HistoryEntry:
-    """One finished rollout, newest first in the history. `reason` is a constant, `message` a sentence."""
+    """One finished rollout, newest first in the history. `reason` is a constant, `message` a sentence. `engines` are
+    those of a revision that was promoted: one may go back to it."""
 
     revision: str
     outcome: str  # Promoted | RolledBack | GateFailed | Aborted | Superseded
@@ -125,6 +141,7 @@ class HistoryEntry:
     at: str  # RFC 3339, seconds
     digests: tuple[str, ...] = ()
     message: str = ""
+    engines: tuple[Artifact, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -136,7 +153,8 @@ class Memory:
     was promoted: a spec that goes back to it needs no Job. `attempt` counts the retries that a person asked for,
     `resolve_counter` the refreshes, `source_changes` the sources that changed under a build without one succeeding.
     `waiting` is what the progress deadline counts for (another word starts the clock again), `waited` the observed
-    seconds of it, `waited_at` when it was looked at last. `command` is the text of the last one that was taken.
+    seconds of it, `waited_at` when it was looked at last. `command` is the text of the last one that was taken, `paused`
+    that of the one that paused, '' if none did.
     """
 
     sequence: int = 0
@@ -160,3 +178,4 @@ class Memory:
     waited: float = 0.0
     waited_at: float = 0.0
     history: tuple[HistoryEntry, ...] = ()
+    paused: str = ""

@@ -11,6 +11,7 @@ from trtmodel_contract.jobs import JobResult
 from trtmodel_contract.progress import JobProgress
 
 from trtmodel_operator.model.asked import Spec
+from trtmodel_operator.model.checks import Answer
 from trtmodel_operator.model.memory import Deployed, Memory
 
 
@@ -113,7 +114,7 @@ class Observed:
     `key_ids` are the operator's public keys of today, the one that signs first, `published_key_ids` those in the
     ConfigMap that workers mount (None: not looked at). `cluster` names this installation in the bucket, where several
     clusters may pin what they need; '' pins nothing. `guarded`: our finalizer holds the object; `deleted_at` is when it
-    was asked to go."""
+    was asked to go. `answers` are of what earlier decisions asked to look up."""
 
     now: float
     model: ModelRef
@@ -132,5 +133,6 @@ class Observed:
     key_ids: tuple[str, ...] = ()
     published_key_ids: tuple[str, ...] | None = None
     cluster: str = ""
+    answers: tuple[Answer, ...] = ()
     guarded: bool = False
     deleted_at: float | None = None

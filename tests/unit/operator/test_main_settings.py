@@ -42,6 +42,8 @@ def test_every_setting_is_read() -> None:
             "TRTMODEL_COLLECT_EVERY_HOURS": "24",
             "TRTMODEL_COLLECT_DELETE": "true",
             "TRTMODEL_COLLECT_GRACE_HOURS": "72",
+            "TRTMODEL_ALLOWED_ADDRESSES": "https://*.example.com, http://prometheus.monitoring.svc:9090",
+            "TRTMODEL_PROMETHEUS_ADDRESS": "http://mimir.monitoring.svc/prometheus",
             "POD_NAME": "operator-1",
         }
     )
@@ -62,6 +64,8 @@ def test_every_setting_is_read() -> None:
         24,
         True,
         72,
+        ("https://*.example.com", "http://prometheus.monitoring.svc:9090"),
+        "http://mimir.monitoring.svc/prometheus",
     )
 
 
@@ -73,6 +77,11 @@ def test_an_empty_value_is_the_default() -> None:
     ("name", "value", "problem"),
     [
         ("TRTMODEL_WORKER_IMAGE", "", "TRTMODEL_WORKER_IMAGE is required"),
+        ("TRTMODEL_ALLOWED_ADDRESSES", "hooks.example.com", "'hooks.example.com' is no origin: give scheme://host"),
+        ("TRTMODEL_ALLOWED_ADDRESSES", "https://a.example.com/x", "'https://a.example.com/x' is no origin"),
+        ("TRTMODEL_ALLOWED_ADDRESSES", "https://me:secret@example.com", "is no origin"),
+        ("TRTMODEL_ALLOWED_ADDRESSES", "https://*", "is no origin"),
+        ("TRTMODEL_PROMETHEUS_ADDRESS", "prometheus:9090", "must be http"),
         ("TRTMODEL_WORKER_IMAGE", "a b", "without spaces"),
         ("TRTMODEL_NAMESPACE", "", "TRTMODEL_NAMESPACE is required"),
         ("TRTMODEL_NAMESPACE", "Ops", "must be a Kubernetes name, not 'Ops'"),

@@ -1,0 +1,79 @@
+"""HTTP to what stands outside the cluster's API: an allowed address, a few calls at a time, each with an end, an answer
+of bounded length, and no redirects (they would lead past the list of addresses)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+import aiohttp
+
+from trtmodel_operator.adapters.addresses import Addresses, NotAllowed
+
+AT_ONCE = 32  # over all
+AT_ONCE_PER_HOST = 4  # so that a server that hangs takes nobody else's place
+WAIT = 30.0  # seconds for a free place
+ANSWER_BYTES = 1 << 20
+REDIRECTS = range(300, 400)
+
+
+class CallError(Exception):
+    """There is no answer. The text is the cause, fit for a condition's message."""
+
+
+class Calls:
+    """Open it in the event loop that uses it; close it."""
+
+    def __init__(self, addresses: Addresses) -> None:
+        self._addresses = addresses
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=AT_ONCE, force_close=True), trust_env=False
+        )
+        self._gate = asyncio.Semaphore(AT_ONCE)
+        self._hosts: dict[str, asyncio.Semaphore] = {}
+
+    async def close(self) -> None:
+        await self._session.close()
+
+    async def post(self, address: str, data: bytes, headers: Mapping[str, str], timeout: float) -> tuple[int, bytes]:
+        """Status and body of the answer. Raises CallError."""
+        try:
+            url = self._addresses.check(address)
+        except NotAllowed as e:
+            raise CallError(str(e)) from e
+        origin = str(url.origin())
+        host = self._hosts.setdefault(origin, asyncio.Semaphore(AT_ONCE_PER_HOST))
+        try:
+            async with asyncio.timeout(WAIT):
+                await host.acquire()
+        except TimeoutError as e:
+            raise CallError(f"{origin} answers too slowly: {AT_ONCE_PER_HOST} calls to it are under way") from e
+        try:
+            async with self._gate, asyncio.timeout(timeout):
+                request = self._session.post(url, data=data, headers=headers, allow_redirects=False)
+                async with request as answer:
+                    return answer.status, await _read(answer, origin)
+        except TimeoutError as e:
+            raise CallError(f"no answer from {origin} within {timeout:g} s") from e
+        except (aiohttp.ClientError, OSError, ValueError) as e:
+            raise CallError(f"{origin} cannot be reached: {e}") from e
+        finally:
+            host.release()
+
+
+async def _read(answer: aiohttp.ClientResponse, origin: str) -> bytes:
+    if answer.status in REDIRECTS:
+        raise CallError(f"{origin} sends us elsewhere ({answer.status}), and redirects are not followed")
+    parts, size = [], 0
+    async for part in answer.content.iter_chunked(1 << 16):
+        size += len(part)
+        if size > ANSWER_BYTES:
+            raise CallError(f"{origin} answers with more than {ANSWER_BYTES >> 20} MiB")
+        parts.append(part)
+    return b"".join(parts)
+
+
+def shown(body: bytes) -> str:
+    """The beginning of a foreign text, in one line."""
+    text = "".join(c if c.isprintable() else " " for c in body[:400].decode(errors="replace"))
+    return " ".join(text.split())[:200]
