@@ -243,6 +243,24 @@ def test_a_request_that_waits_reads_its_own_file_although_its_region_is_unregist
         path.unlink()
 
 
+@pytest.mark.parametrize("size", [4 << 20, (9 << 20) + 3])
+def test_large_inputs_are_read_in_parts_that_make_a_whole(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(8))
+    path = Path(f"/dev/shm/{PREFIX}{uuid.uuid4().hex}")
+    data = os.urandom(1 << 20) * (size // (1 << 20) + 1)
+    path.write_bytes(b"ahead" + data[:size])
+    try:
+        regions = Regions(PREFIX)
+        regions.register("r", {"key": path.name, "byte_size": size, "offset": 5})
+        found = regions.at(MemoryRef("r", 0, size))
+        assert found.copy() == data[:size]
+        os.truncate(path, size - 1)
+        with pytest.raises(Unreadable):
+            found.copy()
+    finally:
+        path.unlink()
+
+
 def test_the_number_of_regions_is_bounded(doubler: WorkerProcess, memory: Path) -> None:
     for i in range(MAX_REGIONS):
         assert register(doubler, str(i), memory.name).status == 200
