@@ -50,6 +50,16 @@ def routes_candidate(seen: Observed, worker: ObservedWorker, digest: str) -> boo
     return report is not None and bool(digest) and report.routes.candidate == digest
 
 
+def takes(seen: Observed, worker: ObservedWorker, digest: str, weight: int, shadow: int) -> bool:
+    """It answers with, and mirrors to, the candidate with this digest in these shares."""
+    report = model_report(seen, worker)
+    return (
+        routes_candidate(seen, worker, digest)
+        and report is not None
+        and (report.routes.weight, report.routes.shadow) == (weight, shadow)
+    )
+
+
 def serves(seen: Observed, worker: ObservedWorker, deployed: Deployed | None) -> bool:
     """A ready worker whose own report says that this revision, and no candidate, answers its requests."""
     digest, report = digest_for(worker, deployed), model_report(seen, worker)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from trtmodel_contract.codec import loads, sha256_hex
@@ -26,6 +26,7 @@ from trtmodel_contract.control import (
     Report,
     Role,
     Routes,
+    ShadowCounts,
     WorkerState,
 )
 from trtmodel_contract.histogram import bucket_index
@@ -203,7 +204,8 @@ class Worker:
         if candidate and world.time >= self.candidate_until:
             candidate = ""
         if stable:
-            self.routes = Routes(stable, candidate, wanted.weight if candidate else 0)
+            tries = bool(candidate) and bool(wanted.weight or wanted.shadow)
+            self.routes = Routes(stable, candidate, wanted.weight, wanted.shadow) if tries else Routes(stable)
         listed = {e.artifact.manifest_digest for e in self.desired.engines} | {stable}
         if not self.engines.keys() <= listed:
             self.engines = {d: e for d, e in self.engines.items() if d in listed}
@@ -212,26 +214,37 @@ class Worker:
                 self.deaths = {**self.deaths, digest: 1}
 
     def serve(self, world: Surroundings, seconds: float) -> None:
-        digest, n = self.routes.candidate or self.routes.stable, round(world.traffic * seconds)
-        if not n or not digest or self.desired is None or not self.serves(world):
+        n = round(world.traffic * seconds)
+        if not n or self.desired is None or not self.serves(world):
+            return
+        routes = self.routes
+        tried = round(n * routes.weight / 100) if routes.candidate else 0
+        self._count(world, routes.candidate, tried)
+        self._count(world, routes.stable, n - tried)
+        self._count(world, routes.candidate, round((n - tried) * routes.shadow / 100), mirrored=True)
+        self.version += 1
+
+    def _count(self, world: Surroundings, digest: str, n: int, *, mirrored: bool = False) -> None:
+        if not n or not digest or self.desired is None:
             return
         source, window = world.by_digest[digest], self.windows[self.desired.window]
-        before = window.get(digest, AttemptCounts())
+        held = window.get(digest, AttemptCounts())
+        before = (held.shadow or ShadowCounts()) if mirrored else held
         failed = round(n * source.failing) if source.fails_on in ("", self.target) else 0
         histogram = dict(before.compute.get("1", {}))
         for i, index in enumerate(_indices(source.seconds)):
             more = (n - failed + 9 - i) // 10
             if more:
                 histogram[index] = histogram.get(index, 0) + more
-        counts = AttemptCounts(
-            ok=before.ok + n - failed,
-            failed={"Error": before.failed.get("Error", 0) + failed} if failed or before.failed else {},
-            compute={"1": histogram},
-        )
+        errors = {"Error": before.failed.get("Error", 0) + failed} if failed or before.failed else {}
+        if isinstance(before, ShadowCounts):
+            shadow = replace(before, mirrored=before.mirrored + n - failed, failed=errors, compute={"1": histogram})
+            counts = replace(held, shadow=shadow)
+        else:
+            counts = replace(before, ok=before.ok + n - failed, failed=errors, compute={"1": histogram})
         self.windows = {**self.windows, self.desired.window: {**window, digest: counts}}
-        mark = hash((counts.ok, sum(counts.failed.values()), tuple(histogram.items())))
+        mark = hash(repr(counts))
         self.counted = {**self.counted, self.desired.window: {**self.counted[self.desired.window], digest: mark}}
-        self.version += 1
 
     # ------------------------------------------------------------------------------------------------------------
     # What it says, and what the cluster says of it

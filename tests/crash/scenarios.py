@@ -189,6 +189,17 @@ def kills(candidate: bool, how: str = "kill_pod") -> Act:
     return act
 
 
+def goes_back_to(address: str) -> Act:
+    """By the name of its revision, as history has it."""
+
+    def act(world: World) -> None:
+        sources = {d["manifestDigest"]: h["revision"] for h in world.rollout["history"] for d in h["engines"]}
+        found = [r for d, r in sources.items() if world.by_digest[d].content == SOURCES[address].content]
+        world.command(f"rollback@{found[0]}#1")
+
+    return act
+
+
 def deletes(foreground: bool) -> Act:
     return lambda world: world.delete(foreground=foreground)
 
@@ -307,6 +318,27 @@ SCENARIOS: dict[str, Script] = {
         (in_step(0), edits(rollout__paused=True)),
         (phase("Paused"), edits(rollout__paused=False)),
     ),
+    "paused by command in mid-step and resumed": (
+        (_UP, applies(B)),
+        (in_step(0), commands("pause#1")),
+        (phase("Paused"), commands("resume#2")),
+    ),
+    "failing update, paused by command": ((_UP, applies("s3://m/failing")), (in_step(0), commands("pause#1"))),
+    "promoted by command in mid-step": ((_UP, applies(B)), (in_step(0), commands("promote#1"))),
+    "step skipped by command": ((_UP, applies(B)), (in_step(0), commands("skip-step#1"))),
+    "paused, and rolled back by command to an older revision": (
+        (_UP, applies(B)),
+        (serving(B), applies("s3://m/c")),
+        (serving("s3://m/c"), edits(rollout__paused=True)),
+        (at_once, goes_back_to(A)),
+    ),
+    "rolled back to an older revision while storage is away": (
+        (_UP, applies(B)),
+        (serving(B), applies("s3://m/c")),
+        (serving("s3://m/c"), sets(storage_down=True)),
+        (at_once, goes_back_to(A)),
+        (waited(30), sets(storage_down=False)),
+    ),
     "worker on another kind of node": (
         (_UP, sets(node="other")),
         (at_once, kills(False)),
@@ -356,6 +388,12 @@ _TWO = {
 _HOLD = {**_TWO, "rollout": {**SPEC["rollout"], "onTargetFailure": "Hold"}}
 _NONE = {**SPEC, "serving": {"replicas": 0}}
 _ALONE = {**SPEC, "serving": {"replicas": 1}}
+_MIRROR = {"workers": 1, "weight": 0, "shadow": 50, "hold": "10s"}
+_QUARTER = {"workers": 1, "weight": 25, "hold": "10s"}
+_SHARES = {**SPEC, "rollout": {**SPEC["rollout"], "steps": [_MIRROR, _QUARTER, {"workers": "50%", "hold": "10s"}]}}
+_PAUSE = [{"workers": 1, "hold": "15s", "pause": True}, {"workers": "50%", "hold": "10s"}]
+_PAUSING = {**SPEC, "rollout": {**SPEC["rollout"], "steps": _PAUSE}}
+_MANUAL = {**SPEC, "rollout": {**SPEC["rollout"], "promotion": "Manual"}}
 OTHER_SPECS: dict[str, tuple[dict[str, Any], Script]] = {
     "two targets, good update": (_TWO, ((_UP, applies(B)),)),
     "two targets, failing update": (_TWO, ((_UP, applies("s3://m/failing")),)),
@@ -371,6 +409,39 @@ OTHER_SPECS: dict[str, tuple[dict[str, Any], Script]] = {
             (lambda w: w.rollout["step"] is not None and w.rollout["step"]["held"] > 20, commands("abort#1")),
         ),
     ),
+    "shares, good update": (_SHARES, ((_UP, applies(B)),)),
+    "shares, failing update": (_SHARES, ((_UP, applies("s3://m/failing")),)),
+    "shares, slow update": (_SHARES, ((_UP, applies("s3://m/slow")),)),
+    "shares, steps edited in mid-step": (
+        _SHARES,
+        ((_UP, applies(B)), (in_step(2), edits(rollout__steps=[_QUARTER, {"workers": "50%", "hold": "10s"}]))),
+    ),
+    "shares, scaled in in mid-step": (_SHARES, ((_UP, applies(B)), (in_step(1), edits(serving__replicas=2)))),
+    "shares, member lost": (_SHARES, ((_UP, applies(B)), (in_step(1), kills(True)))),
+    "shares, spec unreadable in mid-step, then put right": (
+        _SHARES,
+        (
+            (_UP, applies(B)),
+            (in_step(1), edits(rollout__progressDeadline="soon")),
+            (phase("Invalid"), edits(rollout__progressDeadline="2m")),
+        ),
+    ),
+    "shares, fleet of one": ({**_SHARES, "serving": {"replicas": 1}}, ((_UP, applies(B)),)),
+    "step that pauses, then resumed": (
+        _PAUSING,
+        ((_UP, applies(B)), (phase("Paused"), commands("resume#1"))),
+    ),
+    "step that pauses, scaled out meanwhile, then resumed": (
+        _PAUSING,
+        (
+            (_UP, edits(rollout__steps=[{"workers": "50%", "hold": "15s", "pause": True}])),
+            (at_once, applies(B)),
+            (phase("Paused"), edits(serving__replicas=6)),
+            (lambda w: phase("Paused")(w) and w.on_candidate() == 3, commands("resume#1")),
+        ),
+    ),
+    "manual promotion": (_MANUAL, ((_UP, applies(B)), (phase("Paused"), commands("promote#1")))),
+    "manual promotion, aborted instead": (_MANUAL, ((_UP, applies(B)), (phase("Paused"), commands("abort#1")))),
     "first rollout without workers": (_NONE, ((phase("ScaledToZero"), edits(serving__replicas=2)),)),
     "fleet of one, good update": (_ALONE, ((_UP, applies(B)),)),
     "fleet of one, slow update": (_ALONE, ((_UP, applies("s3://m/slow")),)),

@@ -80,6 +80,7 @@ class World:
         self.jobs_created: tuple[str, ...] = ()
         self.jobs_deleted: tuple[str, ...] = ()
         self.caps: dict[tuple[str, str], int] = {}  # target, revision on trial -> workers that may answer with it
+        self.weights: dict[tuple[str, str], int] = {}  # and with which share of their requests at most
         self.events: tuple[str, ...] = ()
         self.past: tuple[tuple[Json | None, dict[tuple[str, str], Json], list[Json]], ...] = ()
         self.changes = 0
@@ -95,7 +96,7 @@ class World:
         """A copy that lives on by itself."""
         other = object.__new__(World)
         other.__dict__.update(self.__dict__)
-        for name in ("sources", "objects", "due", "bucket", "by_digest", "caps", "_marks"):
+        for name in ("sources", "objects", "due", "bucket", "by_digest", "caps", "weights", "_marks"):
             setattr(other, name, dict(getattr(self, name)))
         other.workers = {uid: copy.copy(worker) for uid, worker in self.workers.items()}
         return other
@@ -267,19 +268,24 @@ class World:
                 assert digest in ready, f"promoted although {worker.uid} does not have it"
 
     def _check_dose(self) -> None:
-        """Never do more workers answer with a candidate than the steps that it reached allow."""
+        """Never do more workers answer with a candidate, or with more of their requests, than the steps that it reached
+        allow; and with none that a person only goes back to."""
         rollout = self.rollout
         candidate, step = rollout["candidate"], rollout["step"]
         spec = (self.model or {}).get("spec", {})
         for target in {w.target for w in self.workers.values()}:
             mine = [w for w in self.workers.values() if w.target == target and w.leaves_at is None]
-            if candidate is not None and step is not None:
+            if candidate is not None and step is not None and not step["back"]:
                 steps, trial = spec["rollout"]["steps"], (target, candidate["revision"])
-                most = _share(steps[min(step["index"], len(steps) - 1)]["workers"], len(mine))
-                self.caps[trial] = max(self.caps.get(trial, 0), most)
+                reached = steps[min(step["index"], len(steps) - 1)]
+                self.caps[trial] = max(self.caps.get(trial, 0), _share(reached["workers"], len(mine)))
+                self.weights[trial] = max(self.weights.get(trial, 0), reached.get("weight", 100))
             answering = Counter(w.engines[w.routes.candidate][0] for w in mine if w.routes.candidate)
             for revision_, on in answering.items():
                 assert on <= self.caps.get((target, revision_), 0), f"{on} workers try it: its steps allow fewer"
+            for w in mine:
+                most = self.weights.get((target, w.engines[w.routes.candidate][0]), 0) if w.routes.candidate else 100
+                assert w.routes.weight <= most, f"it answers {w.routes.weight} %: its steps allow {most}"
 
     # ------------------------------------------------------------------------------------------------------------
     # What people do

@@ -6,8 +6,9 @@ never assumes that an earlier pass left things in order.
 
     out of the way    deleting; adopt what runs (status was lost); take the command
     safety            a candidate that workers cannot hold; an analysis that says no; a deadline
-    what is wanted    spec unreadable; paused; resolve; superseded; rejected; build; gate; extend
-    the way there     scaled to zero; first rollout; target failed; steps edited; prepare, watch, advance; promote
+    what is wanted    spec unreadable; going back; paused; resolve; superseded; rejected; build; gate; extend
+    the way there     scaled to zero; first rollout; target failed; steps edited; prepare; wait for a person; advance;
+                      watch; confirm; promote
     nothing to do     settle
 
 Repair is no rule: whatever was decided, `workers.settle_plan` ends each pass by comparing what the memory says that
@@ -15,6 +16,7 @@ pointers, Deployments and workers should be with what they are, and adds what is
 any of it, so a crash at any line is followed by a pass that does the same again.
 
         candidate ──prepare──► routed ──hold, Pass──► next step ... last preparation ──► stable
+                               (a share, or mirrored)  a person: pause, skip-step; promote
            ▲  │                   │                         │
       gate │  └── Fail, cannot be held, deadline, abort ────┴──► rejected: workers return to stable at once
 """
@@ -27,6 +29,8 @@ from trtmodel_operator.decide.builds import gate, rejected, resolve, superseded
 from trtmodel_operator.decide.commands import take_command
 from trtmodel_operator.decide.entry import adopt_what_runs, paused, spec_unreadable
 from trtmodel_operator.decide.farewell import deleting, guarded
+from trtmodel_operator.decide.gates import confirm_promotion
+from trtmodel_operator.decide.goback import going_back
 from trtmodel_operator.decide.making import build, extend
 from trtmodel_operator.decide.safety import analysis_says_no, cannot_be_held, deadline_passed
 from trtmodel_operator.decide.steps import (
@@ -38,6 +42,7 @@ from trtmodel_operator.decide.steps import (
     settle,
     steps_edited,
     target_failed,
+    wait_for_person,
     watch,
 )
 from trtmodel_operator.decide.turn import Outcome, Turn
@@ -52,6 +57,7 @@ RULES: tuple[Callable[[Turn], Outcome | None], ...] = (
     analysis_says_no,
     deadline_passed,
     spec_unreadable,
+    going_back,
     paused,
     resolve,
     superseded,
@@ -64,8 +70,10 @@ RULES: tuple[Callable[[Turn], Outcome | None], ...] = (
     target_failed,
     steps_edited,
     prepare,
+    wait_for_person,
     advance,
     watch,
+    confirm_promotion,
     promote,
 )
 

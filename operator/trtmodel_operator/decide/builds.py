@@ -7,7 +7,7 @@ from trtmodel_contract.identity import LoadKey, short_hash
 from trtmodel_contract.jobs import FoundArtifact, ResolveResult
 
 from trtmodel_operator import facts, manifests, reasons
-from trtmodel_operator.decide import jobs
+from trtmodel_operator.decide import gates, jobs
 from trtmodel_operator.decide.turn import (
     BUILT_KEPT,
     LATER,
@@ -114,7 +114,7 @@ def gate(turn: Turn) -> Outcome | None:
             return gate_failed(turn, bad.sentence)
         message = f"the gate of {revision} is inconclusive: {bad.sentence}. Raise verify.dataset.samples or the limit"
         return Outcome(Situation(Stage.GATE_INCONCLUSIVE, reasons.GATE_INCONCLUSIVE, message))
-    return _make_candidate(turn, revision, verdicts)
+    return gates.confirm_rollout(turn, revision) or _make_candidate(turn, revision, verdicts)
 
 
 # ---------------------------------------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
 """What a person asks for by the annotation trtmodel.io/command: ``<verb>[@<revision>]#<nonce>``.
 
 Each text is taken once; a repeated one does nothing. The revision, where given, guards against a command that comes too
-late: abort and retry name the revision on trial or in trouble, rollback names the one to go back to.
+late: abort, promote, skip-step, pause and resume name the revision on trial, retry the one in trouble, rollback the one
+to go back to. What a person may skip is time and figures: never the gate, nor that each worker has the engine ready.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ from dataclasses import replace
 from trtmodel_contract.control import EngineState
 
 from trtmodel_operator import facts, reasons
-from trtmodel_operator.decide import builds
-from trtmodel_operator.decide.turn import SOON, Outcome, Turn, record, reject, roll_back
-from trtmodel_operator.model import Command, Deployed, Notice, Situation, Stage, StepMemory
+from trtmodel_operator.decide import builds, goback
+from trtmodel_operator.decide.members import RESUMPTION, awaited
+from trtmodel_operator.decide.steps import go_on
+from trtmodel_operator.decide.turn import Outcome, Turn, drop_candidate, record, reject, roll_back
+from trtmodel_operator.model import Command, Deployed, Notice, StepMemory
 
 
 def take_command(turn: Turn) -> Outcome | None:
@@ -24,7 +27,7 @@ def take_command(turn: Turn) -> Outcome | None:
     turn.remember(command=command.text)
     handler = _HANDLERS.get(command.verb)
     if handler is None:
-        known = ", ".join(_HANDLERS)
+        known = ", ".join(COMMANDS)
         return _ignored(turn, command, f"known are {known}, in the form verb@revision#nonce, such as retry#1")
     return handler(turn, command)
 
@@ -46,25 +49,100 @@ def _abort(turn: Turn, command: Command) -> Outcome | None:
 
 
 def _rollback(turn: Turn, command: Command) -> Outcome | None:
-    """To stable if a candidate is on trial, else to the standby: workers hold it, so it is a pointer flip."""
+    """To stable if a candidate is on trial, else to the standby: workers hold it, so it is a pointer flip. With its
+    name to any other revision in the history, which the workers load first."""
     memory = turn.memory
-    goal = memory.stable if memory.candidate else memory.standby
-    if goal is None or memory.stable is None:
+    nearest = memory.stable if memory.candidate else memory.standby
+    if nearest is None or memory.stable is None:
         return _ignored(turn, command, "there is nothing to go back to")
-    if command.revision not in ("", goal.revision):
-        return _ignored(turn, command, f"the revision to go back to is {goal.revision}")
-    if memory.candidate is None and (lost := _lost(turn, goal)):
-        return _ignored(turn, command, f"no worker can serve {goal.revision} any more ({lost}): apply its spec instead")
-    why = "a person asked to go back"
+    if command.revision not in ("", nearest.revision):
+        return _far_back(turn, command, nearest)
+    if memory.candidate is None and (lost := _lost(turn, nearest)):
+        why = f"no worker can serve {nearest.revision} any more ({lost}): apply its spec instead"
+        return _ignored(turn, command, why)
+    _taken(turn, command, f"going back to {nearest.revision}")
+    if memory.candidate is not None:
+        return roll_back(turn, reasons.ROLLED_BACK_BY_COMMAND, goback.WHY)
+    return goback.switched(turn, memory.stable, nearest)
+
+
+def _far_back(turn: Turn, command: Command, nearest: Deployed) -> Outcome | None:
+    """A candidate on trial goes at once; stable serves until every worker has the other one."""
+    memory, goal = turn.memory, goback.known(turn, command.revision)
+    if memory.stable is not None and command.revision == memory.stable.revision:
+        return _ignored(turn, command, f"{command.revision} serves already")
+    if goal is None or turn.seen.spec is None:
+        others = sorted({h.revision for h in memory.history if h.engines} - {nearest.revision})
+        more = f", or with its name {' or '.join(others)} of the history" if others else ""
+        return _ignored(turn, command, f"the revision to go back to is {nearest.revision}{more}")
+    if lacking := goback.lacking(turn, goal):
+        return _ignored(turn, command, f"there is no engine of {goal.revision} for {lacking}: apply its spec instead")
     _taken(turn, command, f"going back to {goal.revision}")
     if memory.candidate is not None:
-        return roll_back(turn, reasons.ROLLED_BACK_BY_COMMAND, why)
-    left = memory.stable
-    record(turn, left.revision, reasons.ROLLED_BACK, reasons.ROLLED_BACK_BY_COMMAND, why, left.digests)
-    reject(turn, left.revision, reasons.ROLLED_BACK_BY_COMMAND, why)
-    turn.remember(stable=goal, standby=left, stable_resolved=None)
-    message = f"going back from {left.revision} to {goal.revision}: {why}"
-    return Outcome(Situation(Stage.PROMOTING, reasons.ROLLED_BACK_BY_COMMAND, message), SOON)
+        on_trial = memory.candidate.revision
+        drop_candidate(turn, reasons.ROLLED_BACK, reasons.ROLLED_BACK_BY_COMMAND, goback.WHY)
+        reject(turn, on_trial, reasons.ROLLED_BACK_BY_COMMAND, goback.WHY)
+    return goback.begin(turn, goal)
+
+
+def _promote(turn: Turn, command: Command) -> Outcome | None:
+    """The steps that are left are skipped, and a manual promotion is given: as soon as every worker has it ready, the
+    candidate is stable."""
+    step = _step_on_trial(turn, command)
+    if step is None:
+        return None
+    if step.approved:
+        return _ignored(turn, command, "it was promoted already: workers are being prepared")
+    steps = len(turn.spec.rollout.steps)
+    at = f"at step {step.index + 1} of {steps}" if step.index < steps else "after every step"
+    _taken(turn, command, f"it is promoted {at}, as soon as every worker has it ready")
+    turn.remember(step=replace(step, index=steps, approved=True, began_at=turn.seen.now, held=0.0), paused="")
+    return None
+
+
+def _skip_step(turn: Turn, command: Command) -> Outcome | None:
+    """The step in hand counts as passed."""
+    step = _step_on_trial(turn, command)
+    if step is None:
+        return None
+    steps = len(turn.spec.rollout.steps)
+    if step.index >= steps:
+        return _ignored(turn, command, "no step is left: use promote")
+    _taken(turn, command, f"step {step.index + 1} of {steps} is skipped")
+    go_on(turn, step)
+    return None
+
+
+def _pause(turn: Turn, command: Command) -> Outcome | None:
+    """Like spec.rollout.paused, for who may command and not edit."""
+    memory = turn.memory
+    under_way = memory.candidate.revision if memory.candidate else builds.revision_in_the_making(turn)
+    if command.revision and command.revision != under_way:
+        return _ignored(turn, command, f"the revision under way is {under_way or 'none'}")
+    if memory.paused:
+        return _ignored(turn, command, f"it was paused by {memory.paused} already")
+    _taken(turn, command, "nothing goes forward until the command resume")
+    turn.remember(paused=command.text)
+    return None
+
+
+def _resume(turn: Turn, command: Command) -> Outcome | None:
+    """After the command pause, or at a step that has a pause."""
+    memory, step = turn.memory, turn.memory.step
+    under_way = memory.candidate.revision if memory.candidate else builds.revision_in_the_making(turn)
+    if command.revision and command.revision != under_way:
+        return _ignored(turn, command, f"the revision under way is {under_way or 'none'}")
+    if memory.paused:
+        _taken(turn, command, f"the pause by {memory.paused} is over")
+        turn.remember(paused="")
+    elif step is not None and awaited(turn) == RESUMPTION:
+        _taken(turn, command, f"the pause of step {step.index + 1} is over")
+        turn.remember(step=replace(step, resumed=True))
+    elif turn.seen.spec is not None and turn.seen.spec.rollout.paused:
+        return _ignored(turn, command, "spec.rollout.paused is true: set it to false")
+    else:
+        return _ignored(turn, command, "nothing waits for it (a manual promotion waits for the command promote)")
+    return None
 
 
 def _retry(turn: Turn, command: Command) -> Outcome | None:
@@ -97,8 +175,25 @@ def _refresh(turn: Turn, command: Command) -> Outcome | None:
     return None
 
 
-def _not_yet(turn: Turn, command: Command) -> Outcome | None:
-    return _ignored(turn, command, "it is not supported yet: promotion is automatic")
+def _step_on_trial(turn: Turn, command: Command) -> StepMemory | None:
+    """The step in hand of the revision that the command means; None if there is none, which is told."""
+    memory, step = turn.memory, turn.memory.step
+    making = builds.revision_in_the_making(turn)
+    if memory.candidate is None or step is None or memory.stable is None:
+        first = "nothing serves yet, so there are no steps"
+        why = first if memory.candidate else f"{making} has not passed its gate yet" if making else "none is on trial"
+    elif command.revision not in ("", memory.candidate.revision):
+        why = f"the revision on trial is {memory.candidate.revision}"
+    elif turn.seen.spec is None:
+        why = "the spec cannot be read"
+    elif step.back:
+        why = f"workers are going back to {memory.candidate.revision} already"
+    elif step.failed:
+        why = f"it failed on target {', '.join(sorted(step.failed))}: use retry or abort"
+    else:
+        return step
+    _ignored(turn, command, why)
+    return None
 
 
 _HANDLERS: Mapping[str, Callable[[Turn, Command], Outcome | None]] = {
@@ -106,9 +201,12 @@ _HANDLERS: Mapping[str, Callable[[Turn, Command], Outcome | None]] = {
     "rollback": _rollback,
     "retry": _retry,
     "refresh": _refresh,
-    "promote": _not_yet,
-    "skip-step": _not_yet,
+    "promote": _promote,
+    "skip-step": _skip_step,
+    "pause": _pause,
+    "resume": _resume,
 }
+COMMANDS = tuple(_HANDLERS)
 
 
 def _lost(turn: Turn, goal: Deployed) -> str:

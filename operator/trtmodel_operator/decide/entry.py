@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from trtmodel_operator import facts, reasons
 from trtmodel_operator.decide import builds
-from trtmodel_operator.decide.turn import NEXT, Outcome, Turn
+from trtmodel_operator.decide.turn import NEXT, Outcome, Turn, is_paused
 from trtmodel_operator.model import Artifact, Deployed, ObservedPointer, Platform, Situation, Stage
 
 
@@ -45,13 +45,15 @@ def spec_unreadable(turn: Turn) -> Outcome | None:
 
 
 def paused(turn: Turn) -> Outcome | None:
-    """Paused stops what goes forward; roll-back and repair were asked before, and with nothing to do it is not told."""
-    if not turn.spec.rollout.paused:
+    """Paused stops what goes forward; looks, roll-back and repair were asked before, and with nothing to do it is not
+    told."""
+    if not is_paused(turn):
         return None
-    wanted, stable = builds.wanted_revision(turn), turn.memory.stable
-    if wanted and stable and wanted == stable.revision and turn.memory.candidate is None:
-        return None
+    if builds.wanted_revision(turn) and turn.memory.candidate is None and not builds.in_the_making(turn):
+        return None  # it serves, or was rejected
     message = "the rollout is paused: set spec.rollout.paused to false to go on"
+    if turn.memory.paused and not turn.spec.rollout.paused:
+        message = f"the rollout was paused by the command {turn.memory.paused}: use the command resume to go on"
     return Outcome(Situation(Stage.PAUSED, reasons.PAUSED, message, "paused"), builds.renewal(turn))
 
 

@@ -7,12 +7,25 @@ from dataclasses import replace
 
 from trtmodel_contract.control import DEVICE_LOST, AttemptCounts, EngineState
 from trtmodel_contract.gate import WORST_FIRST, Verdict
+from trtmodel_contract.identity import short_hash
 from trtmodel_contract.jobs import Reason
 
 from trtmodel_operator import analysis, facts, reasons
-from trtmodel_operator.decide.turn import MESSAGE_LENGTH, SOON, Outcome, Turn, interval, roll_back, short_uid, watched
-from trtmodel_operator.decide.workers import holders, new_window, was_told
-from trtmodel_operator.model import AnalysisSpec, Deployed, ObservedWorker, Situation, Stage, StepMemory
+from trtmodel_operator.decide import gates
+from trtmodel_operator.decide.members import awaited, dose, holders, routes, was_told
+from trtmodel_operator.decide.turn import (
+    MESSAGE_LENGTH,
+    SOON,
+    Outcome,
+    Turn,
+    interval,
+    is_paused,
+    roll_back,
+    short_uid,
+    watched,
+)
+from trtmodel_operator.decide.workers import new_window
+from trtmodel_operator.model import AnalysisSpec, Check, Deployed, NoData, ObservedWorker, Situation, Stage, StepMemory
 from trtmodel_operator.text import cut
 
 # Faults of the environment say nothing about the engine. The worker tries again, and is waited for until the deadline.
@@ -57,7 +70,8 @@ def cannot_be_held(turn: Turn) -> Outcome | None:
 def _fail(turn: Turn, target: str, reason: str, message: str) -> Outcome:
     """The candidate failed on one target: it goes back everywhere, or there alone."""
     spec, step = turn.seen.spec, turn.memory.step
-    if spec is not None and step is not None and turn.memory.stable is not None and spec.rollout.hold_on_target_failure:
+    alone = spec is not None and spec.rollout.hold_on_target_failure
+    if alone and spec is not None and step is not None and turn.memory.stable is not None and not step.back:
         failed = {**step.failed, target: cut(f"{reason}, {message}", MESSAGE_LENGTH)}
         if any(t.name not in failed for t in spec.targets):
             turn.remember(step=replace(step, failed=failed))
@@ -68,68 +82,104 @@ def _fail(turn: Turn, target: str, reason: str, message: str) -> Outcome:
 
 
 def analysis_says_no(turn: Turn) -> Outcome | None:
-    """Looks at the figures, once an interval, as long as any worker may answer with the candidate. Too many errors end
-    it at once, their bounds being proof; too slow ends it at the second look in a row.
+    """Looks at the figures, once an interval, as long as any worker may answer with the candidate. Too many errors, or
+    answers that disagree, end it at once, their bounds being proof; too slow ends it at the second look in a row, a
+    query of Prometheus at its second answer outside the bounds.
 
-    Held time counts only while somebody watched and every member served the candidate. After a gap the figures are of
-    unknown hours: a fresh window starts, and the whole hold with it.
+    Held time counts only while somebody watched, every member served the candidate, and nothing was paused. After a gap
+    the figures are of unknown hours: a fresh window starts, and the whole hold with it.
     """
     memory, step, spec = turn.memory, turn.memory.step, turn.seen.spec
-    if spec is None or spec.rollout.paused or step is None or not step.seen_at:
+    if spec is None or step is None or not step.seen_at:
         return None
     if memory.stable is None or memory.candidate is None or not facts.present(turn.seen):
         return None
     now, every = turn.seen.now, interval(spec)
     if 0 <= now - step.seen_at < every:
         return None
-    counted = watched(now, step.seen_at, every)
-    if counted is None:
-        return _look_anew(turn, step, len(spec.rollout.steps) - 1)
+    passed = watched(now, step.seen_at, every)
+    if passed is None:
+        gap = f"nobody watched for {now - step.seen_at:.0f} s"
+        return _look_anew(turn, step, len(spec.rollout.steps) - 1, gap)
     looks = _looks(turn, memory.stable, memory.candidate, spec.rollout.analysis)
     if not looks:
         return None
     look = min(looks.values(), key=lambda found: WORST_FIRST.index(found.verdict))
+    checks = gates.checks(turn)
+    given = dose(turn.seen, memory)
+    routed = holders(turn.seen, memory, routed_only=True)
     serving = step.routed and all(
-        facts.routes_candidate(turn.seen, w, facts.digest_for(w, memory.candidate))
-        for w in holders(turn.seen, memory, routed_only=True)
+        facts.takes(turn.seen, w, facts.digest_for(w, memory.candidate), *given) for w in routed
     )
+    who = short_hash(*sorted(w.uid for w in routed))
+    counted = {f"{name}/{who}": found.requests for name, found in looks.items()}
+    if serving and any(n < step.counted.get(name, 0) for name, n in counted.items()):
+        # What they held is lost, and a failure may have been among it.
+        turn.remember(waited=memory.waited + passed, waited_at=now)
+        return _look_anew(turn, step, len(spec.rollout.steps) - 1, "a worker's counters began anew")
     slow = [name for name, found in looks.items() if found.latency is Verdict.FAIL]
     again = [name for name in slow if name in step.slow]  # the same target: two slow ones in turn are two first looks
     fails = step.fails + 1 if again else 1 if slow else 0
     steps = spec.rollout.steps
     holding = serving and step.index < len(steps) and step.held < steps[step.index].hold
+    lacking = spec.rollout.analysis.no_data is NoData.SYNTHETIC and serving and look.too_few
     turn.remember(
-        waited=memory.waited if holding else memory.waited + counted,
+        waited=memory.waited if holding or is_paused(turn) or awaited(turn) else memory.waited + passed,
         waited_at=now,
         step=replace(
             step,
-            held=step.held + counted if serving else step.held,
+            held=step.held + passed if serving and not is_paused(turn) else step.held,
             seen_at=now,
             fails=fails,
             slow=tuple(slow),
-            verdict=look.verdict.value,
-            figures=look.short,
-            sentence=look.sentence,
+            verdict=analysis.worst(look.verdict, *gates.judged(checks)).value,
+            figures=_short(look, checks),
+            sentence=cut("; ".join([look.sentence, *(c.sentence for c in checks)]), MESSAGE_LENGTH),
+            checks=checks,
+            counted=counted if serving else step.counted,
+            synthetic=step.synthetic or (lacking and not holding),
         ),
     )
     for name, found in looks.items():
         if found.errors is Verdict.FAIL:
             return _fail(turn, name, reasons.ERROR_RATE, found.error_sentence)
+        if found.agreement is Verdict.FAIL:
+            return _fail(turn, name, reasons.DISAGREES, found.agreement_sentence)
         if fails >= FAILING_LOOKS and name in again:
             sentence = f"{found.latency_sentence}, at {FAILING_LOOKS} looks in a row"
             return _fail(turn, name, reasons.TOO_SLOW, sentence)
+    outside = next((c for c in checks if c.fails >= analysis.FAILING_ANSWERS and c.verdict == Verdict.FAIL.value), None)
+    if outside is not None:
+        return roll_back(turn, reasons.METRIC, f"{outside.sentence}, in {outside.fails} answers in a row")
     return None
 
 
-def _look_anew(turn: Turn, step: StepMemory, last: int) -> Outcome | None:
-    """Nobody watched for a while. Also where every step was passed before, the last one is held again: what happened
-    since is in no figures that were looked at."""
-    fresh = replace(step, held=0.0, seen_at=turn.seen.now, fails=0, slow=(), verdict="", figures="", sentence="")
-    if step.index <= last:
+def _short(look: analysis.Look, checks: tuple[Check, ...]) -> str:
+    return ", ".join([look.short, *(f"{c.name} {c.value:g}" for c in checks if c.value is not None)])
+
+
+def _look_anew(turn: Turn, step: StepMemory, last: int, why: str) -> Outcome | None:
+    """Figures are missing: nobody watched for a while, or they were lost. Also where every step was passed before, the
+    last one is held again: what happened since is in no figures that were looked at. (A person who promoted it asked
+    for no figures.)"""
+    fresh = replace(
+        step,
+        held=0.0,
+        seen_at=turn.seen.now,
+        fails=0,
+        slow=(),
+        verdict="",
+        figures="",
+        sentence="",
+        checks=(),
+        counted={},
+    )
+    if step.index <= last or step.approved:
         turn.remember(step=fresh, window=new_window(turn.memory))
         return None
-    turn.remember(step=replace(fresh, index=last, routed=False, members=""), window=new_window(turn.memory))
-    message = f"nobody watched for {turn.seen.now - step.seen_at:.0f} s: the last step is held again"
+    again = replace(fresh, index=last, routed=False, members="", resumed=True)
+    turn.remember(step=again, window=new_window(turn.memory))
+    message = f"{why}: the last step is held again"
     return Outcome(Situation(Stage.PREPARING, reasons.PREPARING, message), SOON)
 
 
@@ -142,7 +192,7 @@ def deadline_passed(turn: Turn) -> Outcome | None:
     long, and goes on when they are over.
     """
     memory, spec = turn.memory, turn.seen.spec
-    if spec is None or spec.rollout.paused:
+    if spec is None or is_paused(turn):
         return None
     now, deadline, word = turn.seen.now, spec.rollout.progress_deadline, _waiting_for(turn)
     if word != memory.waiting:
@@ -157,7 +207,8 @@ def deadline_passed(turn: Turn) -> Outcome | None:
         return None
     if _environment_alone(turn, memory.candidate):
         return None
-    last = (memory.step.sentence if memory.step else "") or "not every worker was prepared"
+    sentence = memory.step.sentence if memory.step else ""
+    last = gates.unconfirmed(turn) or sentence or "not every worker was prepared"
     return roll_back(turn, reasons.DEADLINE, f"no step was passed for {deadline:g} s; the last that was seen: {last}")
 
 
@@ -181,6 +232,8 @@ def _waiting_for(turn: Turn) -> str:
     memory = turn.memory
     if turn.spec.serving.replicas == 0 or (memory.step is not None and memory.step.failed):
         return ""  # nothing is wanted, or a person is waited for
+    if awaited(turn):
+        return ""
     if memory.candidate is None:
         if memory.stable is None or facts.settled(turn.seen, memory.stable):
             return ""
@@ -200,13 +253,17 @@ def _looks(turn: Turn, stable: Deployed, candidate: Deployed, limits: AnalysisSp
 def _look_at(
     turn: Turn, workers: list[ObservedWorker], stable: Deployed, candidate: Deployed, limits: AnalysisSpec
 ) -> analysis.Look:
-    """Against the stable workers of the target in the same window, else (a fleet of one) against what the workers
-    counted before the rollout."""
-    step = turn.memory.step or StepMemory(0, "", 0.0)
-    tried = analysis.total(_counts(turn, workers, turn.memory.window, candidate))
-    usual = analysis.total(_counts(turn, workers, turn.memory.window, stable))
+    """Against stable in the same window: in the same workers, where they answer with both; else in the target's other
+    workers; else (a fleet of one) against what the workers counted before the rollout."""
+    step, window = turn.memory.step or StepMemory(0, "", 0.0), turn.memory.window
+    tried = analysis.total(_counts(turn, workers, window, candidate))
+    usual = analysis.total(_counts(turn, workers, window, stable))
     against = "the stable workers in the same time"
-    if len(workers) == 1:
+    if dose(turn.seen, turn.memory)[0] < 100:
+        both = [w for w in workers if routes(turn.seen, w, candidate)]
+        usual = analysis.total(_counts(turn, both, window, stable))
+        against = "stable in the same workers"
+    elif len(workers) == 1:
         usual = analysis.total(_counts(turn, workers, step.baseline, stable))
         against = "its own figures from before the rollout"
     return analysis.look(tried, usual, limits, against)

@@ -9,8 +9,9 @@ from trtmodel_contract.identity import short_hash
 
 from trtmodel_operator import facts, reasons
 from trtmodel_operator.decide.builds import renewal
+from trtmodel_operator.decide.members import PROMOTION, awaited, holders, passed, unprepared
 from trtmodel_operator.decide.turn import LATER, SOON, Outcome, Turn, record, steps_key
-from trtmodel_operator.decide.workers import holders, new_window
+from trtmodel_operator.decide.workers import new_window
 from trtmodel_operator.model import Deployed, ObservedWorker, Situation, Stage, StepMemory
 
 _UNDECIDED = {Verdict.INCONCLUSIVE.value: reasons.INCONCLUSIVE, Verdict.FAIL.value: reasons.SLOW_LOOK}
@@ -66,7 +67,15 @@ def steps_edited(turn: Turn) -> Outcome | None:
         return None
     before = memory.step or StepMemory(0, key, turn.seen.now)
     fresh = StepMemory(
-        0, key, turn.seen.now, told=before.told, deaths=before.deaths, seen_at=before.seen_at, baseline=before.baseline
+        index=0,
+        plan=key,
+        began_at=turn.seen.now,
+        told=before.told,
+        deaths=before.deaths,
+        seen_at=before.seen_at,
+        baseline=before.baseline,
+        weight=before.weight,
+        shadow=before.shadow,
     )
     turn.remember(step=fresh)
     return Outcome(
@@ -85,16 +94,13 @@ def prepare(turn: Turn) -> Outcome | None:
     identity = short_hash(*sorted(w.uid for w in members))
     if not last and step.routed and step.members == identity:
         return None
-    missing = [w for w in members if not facts.holds(turn.seen, w, facts.digest_for(w, candidate))]
-    least = turn.spec.serving.replicas if last else 1
-    short = [t.name for t in turn.spec.targets if sum(w.target == t.name for w in members) < least]
+    missing, short = unprepared(turn.seen, memory)
     if members and not missing and not short:
-        return None if last else _open_step(turn, step, identity, members)
+        return None if last else _open_step(turn, candidate.revision, step, identity, members)
     if not last and step.routed:
         turn.remember(step=replace(step, routed=False, members="", held=0.0))
     what = f"{candidate.revision} is being prepared on {facts.names(missing or members) or 'workers to come'}"
-    lacking = f": workers of target {', '.join(short)} are missing" if short else ""
-    why = f": {_trouble(turn, missing, candidate)}" if missing else lacking
+    why = why_unprepared(turn, candidate, missing, short)
     deadline = turn.spec.rollout.progress_deadline
     if memory.waited >= deadline:  # the rule `deadline_passed` left it: it is the environment's fault
         message = f"{what}{why}. This takes longer than progressDeadline ({deadline:g} s); it goes on when it can"
@@ -103,22 +109,33 @@ def prepare(turn: Turn) -> Outcome | None:
     return Outcome(Situation(Stage.PREPARING, reasons.PREPARING, message, _summary(turn, members)), SOON)
 
 
+def wait_for_person(turn: Turn) -> Outcome | None:
+    """All that goes on by itself was done: the step has a pause, or a person promotes. The looks go on meanwhile, and
+    the deadline does not."""
+    candidate, step, what = turn.memory.candidate, turn.memory.step, awaited(turn)
+    if candidate is None or step is None or not what:
+        return None
+    revision, sentence = candidate.revision, step.sentence or "without a figure"
+    if what == PROMOTION:
+        reason, command = reasons.AWAITING_PROMOTION, "promote"
+        state = f"every step was passed ({sentence}), and every worker has {revision} ready"
+    else:
+        reason, command = reasons.STEP_PAUSED, "resume"
+        state = f"step {step.index + 1} of {len(turn.spec.rollout.steps)} was passed ({sentence}), and pauses"
+    message = f"{state}: use the command {command}@{revision} to go on, or abort@{revision} to go back"
+    summary = f"waits for {command}, {_summary(turn, holders(turn.seen, turn.memory))}"
+    return Outcome(Situation(Stage.PAUSED, reason, message, summary), renewal(turn))
+
+
 def advance(turn: Turn) -> Outcome | None:
     """The step was held for its time and the last look said Pass: the next one, or the last preparation."""
     memory, step = turn.memory, turn.memory.step
-    steps = turn.spec.rollout.steps
-    if memory.candidate is None or step is None or step.index >= len(steps) or not step.routed:
+    if memory.candidate is None or step is None or not passed(turn):
         return None
-    if step.held < steps[step.index].hold or step.verdict != Verdict.PASS.value:
-        return None
-    last = step.index + 1 >= len(steps)
-    # In the last preparation nobody new is routed, so window and figures go on; looks are taken all the time.
-    following = replace(step, index=step.index + 1, began_at=turn.seen.now, held=0.0)
-    if not last:
-        following = replace(following, routed=False, members="", verdict="")
-    turn.remember(step=following)
-    name = "all workers are being prepared" if last else f"step {step.index + 2} of {len(steps)}"
-    message = f"step {step.index + 1} of {len(steps)} was passed ({step.sentence}): {name}"
+    number, steps = step.index + 1, len(turn.spec.rollout.steps)
+    go_on(turn, step)
+    name = "all workers are being prepared" if number >= steps else f"step {number + 1} of {steps}"
+    message = f"step {number} of {steps} was passed ({step.sentence}): {name}"
     return Outcome(
         Situation(Stage.PREPARING, reasons.STEP_PASSED, message, _summary(turn, holders(turn.seen, memory))), SOON
     )
@@ -136,13 +153,14 @@ def watch(turn: Turn) -> Outcome | None:
         reason = _UNDECIDED.get(step.verdict, reasons.NO_TRAFFIC)
     else:
         state, reason = f"held {step.held:.0f} of {hold:g} s", reasons.HOLDING
-    what = f"{memory.candidate.revision} answers on {facts.names(members)}: {state}"
+    what = f"{memory.candidate.revision} {_doing(step)} {facts.names(members)}: {state}"
     figures = f"; {step.sentence}" if step.sentence else ""
     return Outcome(Situation(Stage.CANARY, reason, what + figures, _summary(turn, members)), renewal(turn))
 
 
 def promote(turn: Turn) -> Outcome | None:
-    """Every desired worker has it ready: remember first, then the pointer, then the workers."""
+    """Every desired worker has it ready, and a person has said so where one is asked: remember first, then the pointer,
+    then the workers."""
     candidate, step = turn.memory.candidate, turn.memory.step
     if candidate is None or step is None:
         return None
@@ -166,8 +184,17 @@ def settle(turn: Turn) -> Outcome:
     return Outcome(Situation(Stage.PROMOTING, reasons.WORKERS_NOT_READY, message + _patience(turn)), LATER)
 
 
-def _open_step(turn: Turn, step: StepMemory, identity: str, members: list[ObservedWorker]) -> Outcome:
-    memory, now = turn.memory, turn.seen.now
+def go_on(turn: Turn, step: StepMemory) -> None:
+    """To the next step, or the last preparation. In that nobody new is routed, so window and figures go on; looks are
+    taken all the time."""
+    following = replace(step, index=step.index + 1, began_at=turn.seen.now, held=0.0, resumed=False)
+    if following.index < len(turn.spec.rollout.steps):
+        following = replace(following, routed=False, members="", verdict="")
+    turn.remember(step=following)
+
+
+def _open_step(turn: Turn, candidate: str, step: StepMemory, identity: str, members: list[ObservedWorker]) -> Outcome:
+    memory, now, plan = turn.memory, turn.seen.now, turn.spec.rollout.steps[step.index]
     opened = replace(
         step,
         members=identity,
@@ -180,18 +207,23 @@ def _open_step(turn: Turn, step: StepMemory, identity: str, members: list[Observ
         verdict="",
         figures="",
         sentence="",
+        checks=(),
+        counted={},
+        synthetic=False,
+        weight=plan.weight,
+        shadow=plan.shadow,
     )
     turn.remember(step=opened, window=new_window(memory))
     if memory.waited >= turn.spec.rollout.progress_deadline:  # for the environment: the step has its own time
         turn.remember(waited=0.0)
-    message = f"the candidate is ready on {facts.names(members)}: they answer with it from now on"
+    message = f"{candidate} is ready: from now on it {_doing(opened)} {facts.names(members)}"
     return Outcome(Situation(Stage.CANARY, reasons.ROUTING, message, _summary(turn, members)), SOON)
 
 
 def _make_stable(turn: Turn, candidate: Deployed) -> None:
     memory = turn.memory
     sentence = (memory.step.sentence or "every step was passed") if memory.step else "the first revision"
-    record(turn, candidate.revision, reasons.PROMOTED, reasons.PROMOTED, sentence, candidate.digests)
+    record(turn, candidate.revision, reasons.PROMOTED, reasons.PROMOTED, sentence, candidate)
     kept = {candidate.revision, memory.stable.revision if memory.stable else ""}
     turn.remember(
         stable=candidate,
@@ -214,9 +246,25 @@ def _summary(turn: Turn, members: list[ObservedWorker]) -> str:
         return ""
     n = len(facts.present(turn.seen))
     where = f"step {step.index + 1}/{len(steps)} {len(members)} of {n} workers"
+    where += f" at {step.weight}%" if step.routed and 0 < step.weight < 100 else ""
+    where += f", mirrors {step.shadow}%" if step.routed and step.shadow else ""
     if step.index >= len(steps):
         where = f"preparing all {n} workers"
     return f"{where}, {step.figures}" if step.figures else where
+
+
+def _doing(step: StepMemory) -> str:
+    """What the candidate does in this step, before the names of its workers."""
+    answers = {0: [], 100: ["answers"]}.get(step.weight, [f"answers {step.weight} % of the requests"])
+    mirrors = [f"mirrors {step.shadow} % of stable's answers"] if step.shadow else []
+    return f"{' and '.join([*answers, *mirrors])} on"
+
+
+def why_unprepared(turn: Turn, candidate: Deployed, missing: list[ObservedWorker], short: list[str]) -> str:
+    """At the end of a message that says where it is being prepared."""
+    if missing:
+        return f": {_trouble(turn, missing, candidate)}"
+    return f": workers of target {', '.join(short)} are missing" if short else ""
 
 
 def _patience(turn: Turn) -> str:

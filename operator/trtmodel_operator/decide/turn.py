@@ -10,7 +10,9 @@ from trtmodel_contract.identity import short_hash
 from trtmodel_operator import reasons
 from trtmodel_operator.model import (
     Action,
+    Deployed,
     HistoryEntry,
+    Lookup,
     Memory,
     Notice,
     Observed,
@@ -46,12 +48,13 @@ class Outcome:
 @dataclass
 class Turn:
     """A rule may change `memory` and return None: the change is written whatever rule ends the pass. `keys` keeps
-    hashes of the spec that are asked for again."""
+    hashes of the spec that are asked for again, `lookups` are what the rules want to be looked up outside."""
 
     seen: Observed
     memory: Memory
     notices: list[Notice] = field(default_factory=list)
     keys: dict[tuple[str, ...], str] = field(default_factory=dict)
+    lookups: list[Lookup] = field(default_factory=list)
 
     def remember(self, **changes: object) -> None:
         self.memory = replace(self.memory, **changes)  # type: ignore[arg-type]  # the names are Memory's own
@@ -75,10 +78,10 @@ def watched(now: float, seen_at: float, every: float) -> float | None:
 
 
 def verification_key(spec: Spec | None) -> str:
-    """What a rejection holds for: with other thresholds the revision may be tried again."""
+    """What a rejection holds for: with other thresholds the revision may be tried again. Whom webhooks tell is none."""
     if spec is None:
         return ""
-    return short_hash(canonical(encode([spec.verify, spec.rollout.analysis])).decode())
+    return short_hash(canonical(encode([spec.verify, replace(spec.rollout.analysis, webhooks=())])).decode())
 
 
 def steps_key(spec: Spec) -> str:
@@ -90,9 +93,25 @@ def short_uid(worker: ObservedWorker) -> str:
     return short_hash(worker.uid, length=8)
 
 
-def record(turn: Turn, revision: str, outcome: str, reason: str, message: str, digests: tuple[str, ...] = ()) -> None:
-    """A finished rollout, newest first."""
-    entry = HistoryEntry(revision, outcome, reason, timestamp(turn.seen.now), digests, cut(message, MESSAGE_LENGTH))
+def is_paused(turn: Turn) -> bool:
+    """By the spec or by a command: nothing goes forward."""
+    return bool(turn.memory.paused) or (turn.seen.spec is not None and turn.seen.spec.rollout.paused)
+
+
+def record(
+    turn: Turn, revision: str, outcome: str, reason: str, message: str, deployed: Deployed | None = None
+) -> None:
+    """A finished rollout, newest first. Of a promoted one the engines are kept: one may go back to it."""
+    engines = deployed.artifacts if deployed is not None and outcome == reasons.PROMOTED else ()
+    entry = HistoryEntry(
+        revision=revision,
+        outcome=outcome,
+        reason=reason,
+        at=timestamp(turn.seen.now),
+        digests=deployed.digests if deployed is not None else (),
+        message=cut(message, MESSAGE_LENGTH),
+        engines=tuple(replace(e, verdict_text="") for e in engines),
+    )
     limit = turn.seen.spec.rollout.history_limit if turn.seen.spec else 5
     turn.remember(history=(entry, *turn.memory.history)[:limit])
 
@@ -108,7 +127,7 @@ def drop_candidate(turn: Turn, outcome: str, reason: str, message: str) -> None:
     """The candidate is no more: workers go back to stable with this very pass."""
     candidate = turn.memory.candidate
     assert candidate is not None
-    record(turn, candidate.revision, outcome, reason, message, candidate.digests)
+    record(turn, candidate.revision, outcome, reason, message, candidate)
     turn.remember(candidate=None, step=None, waiting="", waited=0.0, waited_at=0.0)
 
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
-import math
 from collections.abc import Collection
 from dataclasses import replace
 
 from trtmodel_contract.codec import canonical, encode
-from trtmodel_contract.control import EngineState, Fence, Role
+from trtmodel_contract.control import Fence, Role
 from trtmodel_contract.identity import Storage, short_hash
 
 from trtmodel_operator import facts, manifests
-from trtmodel_operator.decide import builds, jobs, making
+from trtmodel_operator.decide import builds, gates, jobs, making
+from trtmodel_operator.decide.members import dose, holders, in_turn, may_drain, was_told
 from trtmodel_operator.decide.turn import Outcome, Turn, short_uid
 from trtmodel_operator.model import (
     Action,
@@ -20,100 +19,17 @@ from trtmodel_operator.model import (
     ApplyWorkload,
     Decision,
     DeleteWorkload,
-    Deployed,
     Memory,
-    Observed,
     ObservedWorker,
     PlannedEngine,
     Signal,
 )
-
-MEMORY_AVAILABILITY = "Availability"
 
 
 def new_window(memory: Memory) -> str:
     """An id that no worker has counted under: the window is part of what workers are told, so with the next pass the
     sequence has passed this number."""
     return f"w{memory.sequence + 1}"
-
-
-# ---------------------------------------------------------------------------------------------------------------
-# Who tries the candidate
-# ---------------------------------------------------------------------------------------------------------------
-
-
-def count(workers: int | str, n: int) -> int:
-    """How many of `n` workers try the candidate: at least one; of two or more, one at least keeps stable."""
-    asked = math.ceil(int(workers[:-1]) * n / 100) if isinstance(workers, str) else workers
-    return max(1, min(asked, max(1, n - 1)))
-
-
-def holders(seen: Observed, memory: Memory, *, routed_only: bool = False) -> list[ObservedWorker]:
-    """Workers that should have the candidate loaded: the members of the step, and in the last preparation all. With
-    `routed_only`, those of them that should (or, in the last preparation, do) answer with it."""
-    candidate, step = memory.candidate, memory.step
-    if candidate is None or step is None or memory.stable is None:
-        return []
-    if seen.spec is None:  # how many is not known: those that have it keep it
-        return [w for w in facts.present(seen) if facts.engine(seen, w, facts.digest_for(w, candidate)) is not None]
-    steps = seen.spec.rollout.steps
-    chosen: list[ObservedWorker] = []
-    for target in seen.spec.targets:
-        if target.name in step.failed:
-            continue  # it went back alone
-        workers = facts.present(seen, target.name)
-        if step.index >= len(steps):
-            chosen += [w for w in workers if not routed_only or _routes(seen, w, candidate)]
-        elif workers:
-            workers.sort(key=lambda w: _rank(seen, w, candidate))
-            chosen += workers[: count(steps[step.index].workers, len(workers))]
-    return chosen
-
-
-def was_told(memory: Memory, worker: ObservedWorker) -> bool:
-    """It was told to hold the candidate, at some time in this rollout, and has not said since that it let go of it."""
-    return memory.step is not None and short_uid(worker) in memory.step.told
-
-
-def _rank(seen: Observed, worker: ObservedWorker, candidate: Deployed) -> tuple[bool, bool, str]:
-    """Those that already answer with the candidate stay; a pod that is not ready is not waited for if another is,
-    unless it is at work on the candidate (where memory holds one engine, it leaves service for that); for the rest
-    rendezvous hashing, so that the choice survives every restart without being written down."""
-    draw = hashlib.sha256(f"{candidate.revision}/{worker.uid}".encode()).hexdigest()
-    engine = facts.engine(seen, worker, facts.digest_for(worker, candidate))
-    at_work = engine is not None and engine.state is not EngineState.FAILED
-    return not _routes(seen, worker, candidate), not (worker.ready or at_work), draw
-
-
-def _routes(seen: Observed, worker: ObservedWorker, candidate: Deployed) -> bool:
-    return facts.routes_candidate(seen, worker, facts.digest_for(worker, candidate))
-
-
-def may_drain(seen: Observed, memory: Memory, trying: Collection[str]) -> set[str]:
-    """Uids of the workers that may leave service to change engines, should memory hold only one: somebody ready is left
-    that need not. `trying`: those that should hold the candidate. The members of a step may all, since another worker
-    keeps stable; whoever is not among them goes back to stable, the last ones when the first serve it again.
-
-    As long as a worker changes, its answer stays: a permission that goes while it is at work would stop it."""
-    if seen.spec is None or seen.spec.rollout.memory_policy == MEMORY_AVAILABILITY:
-        return set()
-    workers, serving = facts.present(seen), memory.stable or memory.candidate
-    back = [w for w in workers if w.uid not in trying and _answers_otherwise(seen, w, facts.digest_for(w, serving))]
-    changing = {w.uid for w in back} | set(trying)
-    if any(w.ready and (w.uid not in changing or _routes_to(seen, w, memory.candidate)) for w in workers):
-        return changing if len(workers) > 1 else set()
-    return {w.uid for w in back[1:]}
-
-
-def _routes_to(seen: Observed, worker: ObservedWorker, deployed: Deployed | None) -> bool:
-    return deployed is not None and _routes(seen, worker, deployed)
-
-
-def _answers_otherwise(seen: Observed, worker: ObservedWorker, digest: str) -> bool:
-    """It answers, and does not hold the engine that it should answer with."""
-    report = facts.model_report(seen, worker)
-    routes = report.routes if report is not None else None
-    return routes is not None and bool(routes.stable or routes.candidate) and not facts.holds(seen, worker, digest)
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -129,9 +45,9 @@ def settle_plan(turn: Turn, rule: str, outcome: Outcome) -> Decision:
     """
     if outcome.halt:
         return _decision(turn, rule, outcome, list(outcome.actions))
-    _remember_told(turn)
     pointers = _pointers(turn)
-    trying = {w.uid for w in holders(turn.seen, turn.memory)}
+    trying = in_turn(turn.seen, turn.memory)
+    _remember_told(turn, trying)
     workers = facts.present(turn.seen)
     leaving = may_drain(turn.seen, turn.memory, trying)
     signals = {
@@ -159,15 +75,16 @@ def _decision(turn: Turn, rule: str, outcome: Outcome, actions: list[Action]) ->
         wanted=builds.wanted_revision(turn),
         gate=builds.gate_key(turn) if turn.seen.spec else "",
         builds=making.names_of_builds(turn),
+        lookups=gates.lookups(turn),
     )
 
 
-def _remember_told(turn: Turn) -> None:
+def _remember_told(turn: Turn, trying: Collection[str]) -> None:
     """Before the signals go out: a worker whose container dies of the candidate can say nothing about it afterwards."""
     seen, memory, step = turn.seen, turn.memory, turn.memory.step
     if step is None or memory.candidate is None:
         return
-    now = {short_uid(w) for w in holders(seen, memory)}
+    now = {short_uid(w) for w in holders(seen, memory) if w.uid in trying}
     for worker in facts.present(seen):
         freed = (
             worker.report is not None and facts.engine(seen, worker, facts.digest_for(worker, memory.candidate)) is None
@@ -218,11 +135,27 @@ def _signal(turn: Turn, worker: ObservedWorker, tries: bool) -> Signal | None:
     other = facts.digest_for(worker, second)
     if second is not None and other and other != digest:
         engines.append(PlannedEngine(role, second.revision, other))
-    weight = 100 if route else 0
-    baseline = memory.step.baseline if memory.step is not None else ""
+    weight, shadow = dose(turn.seen, memory) if route else (0, 0)
     return Signal(
-        worker.pod, worker.uid, worker.ip, tuple(engines), digest, route, weight, memory.window, baseline=baseline
+        pod=worker.pod,
+        uid=worker.uid,
+        ip=worker.ip,
+        engines=tuple(engines),
+        stable=digest,
+        candidate=route,
+        weight=weight,
+        window=memory.window,
+        baseline=memory.step.baseline if memory.step is not None else "",
+        shadow=shadow,
+        synthetic=_synthetic(turn),
     )
+
+
+def _synthetic(turn: Turn) -> int:
+    """How many requests each routed engine should have in this window, golden samples included; 0: all come by
+    themselves."""
+    step, spec = turn.memory.step, turn.seen.spec
+    return spec.rollout.analysis.min_requests if spec is not None and step is not None and step.synthetic else 0
 
 
 def _route(turn: Turn, worker: ObservedWorker) -> str:

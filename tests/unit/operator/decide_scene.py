@@ -17,6 +17,7 @@ from trtmodel_contract.control import (
     Report,
     Role,
     Routes,
+    ShadowCounts,
     WorkerState,
 )
 from trtmodel_contract.gate import GateFigures, OutputFigures, Task, Top1Figures
@@ -327,7 +328,9 @@ def _told(seen: Scene, signal: Signal, loading: set[str]) -> Report:
         kept = old if old is not None and old.state is not EngineState.LOADING else None
         report = EngineReport(e.revision, e.manifest_digest, e.role, state)
         engines.append(replace(kept, role=e.role) if kept is not None else report)
-    routes = Routes(signal.stable, signal.candidate, signal.weight)
+    routes = Routes(signal.stable, signal.candidate, signal.weight, signal.shadow)
+    if not (signal.weight or signal.shadow):
+        routes = Routes(signal.stable)
     windows = {**before.windows, signal.window: before.windows.get(signal.window, {})}
     return replace(
         worker.report,
@@ -370,32 +373,49 @@ def busy(
     kind: str = "Error",
     only_candidate: bool = False,
 ) -> Scene:
-    """Every worker answers `requests` more with what it routes to. `seconds` and `failed` are the candidate's; stable
-    takes 8 ms and fails nothing."""
+    """Every worker answers `requests` more with what it routes to, in its shares. `seconds` and `failed` are the
+    candidate's; stable takes 8 ms and fails nothing."""
     for worker in seen.workers:
         if worker.report is None or MODEL.name not in worker.report.models:
             continue
         model = worker.report.models[MODEL.name]
-        on_candidate = bool(model.routes.candidate)
-        if only_candidate and not on_candidate:
+        routes = model.routes
+        if only_candidate and not routes.candidate:
             continue
-        routed = model.routes.candidate or model.routes.stable
-        window = seen.memory.window
-        before = model.windows.get(window, {}).get(routed, AttemptCounts())
-        lost = failed if on_candidate else 0
-        histogram = dict(before.compute.get("1", {}))
-        for i in range(requests - lost):
-            index = bucket_index((seconds if on_candidate else 0.008) * (0.9 + 0.02 * (i % 10)))
-            histogram[index] = histogram.get(index, 0) + 1
-        counts = AttemptCounts(
-            ok=before.ok + requests - lost,
-            failed={**before.failed, kind: before.failed.get(kind, 0) + lost} if lost else before.failed,
-            compute={"1": histogram},
-        )
-        windows = {**model.windows, window: {**model.windows.get(window, {}), routed: counts}}
-        report = replace(worker.report, models={MODEL.name: replace(model, windows=windows)})
-        seen = with_worker(seen, worker.uid, report=report)
+        weight = routes.weight if routes.candidate else 0
+        tried, window = requests * weight // 100, seen.memory.window
+        counts = dict(model.windows.get(window, {}))
+        if tried:
+            counts[routes.candidate] = _more(counts.get(routes.candidate), tried, seconds, failed, kind)
+        if requests - tried:
+            counts[routes.stable] = _more(counts.get(routes.stable), requests - tried, 0.008, 0, kind)
+        if routes.shadow and routes.candidate:
+            mirrored = (requests - tried) * routes.shadow // 100
+            before = counts.get(routes.candidate, AttemptCounts())
+            known = before.shadow or ShadowCounts()
+            all_of = _more(
+                AttemptCounts(known.mirrored, known.failed, 0, known.compute), mirrored, seconds, failed, kind
+            )
+            shadow = ShadowCounts(all_of.ok, 0, all_of.failed, all_of.compute)
+            counts[routes.candidate] = replace(before, shadow=shadow)
+        models = {MODEL.name: replace(model, windows={**model.windows, window: counts})}
+        seen = with_worker(seen, worker.uid, report=replace(worker.report, models=models))
     return seen
+
+
+def _more(before: AttemptCounts | None, requests: int, seconds: float, failed: int, kind: str) -> AttemptCounts:
+    before = before or AttemptCounts()
+    lost = min(failed, requests)
+    histogram = dict(before.compute.get("1", {}))
+    for i in range(requests - lost):
+        index = bucket_index(seconds * (0.9 + 0.02 * (i % 10)))
+        histogram[index] = histogram.get(index, 0) + 1
+    return replace(
+        before,
+        ok=before.ok + requests - lost,
+        failed={**before.failed, kind: before.failed.get(kind, 0) + lost} if lost else before.failed,
+        compute={"1": histogram},
+    )
 
 
 def later(seen: Scene, seconds: float) -> Scene:

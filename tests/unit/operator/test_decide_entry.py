@@ -178,8 +178,10 @@ def test_abort_ends_a_build() -> None:
     ("text", "why"),
     [
         (f"abort@{C}#1", f"the revision on trial is {B}"),
-        ("promote#1", "not supported yet"),
-        ("skip-step#1", "not supported yet"),
+        (f"promote@{C}#1", f"the revision on trial is {B}"),
+        (f"skip-step@{C}#1", f"the revision on trial is {B}"),
+        (f"pause@{C}#1", f"the revision under way is {B}"),
+        ("resume#1", "nothing waits for it"),
         ("restart#1", "known are abort"),
         ("abort", "known are abort"),
         ("retry#1", "was not rejected, and no Job has failed"),
@@ -302,7 +304,9 @@ def test_paused_holds_a_canary_where_it_is_and_renews_it() -> None:
         seen = later(busy(seen), 10)
         decision = decide(seen)
         assert (decision.rule, decision.situation.reason) == ("paused", "Paused")
-        assert decision.memory.step == canary(serving(A)).memory.step or decision.memory.step == seen.memory.step
+        assert decision.memory.step is not None
+        assert (decision.memory.step.index, decision.memory.step.routed, decision.memory.step.held) == (0, True, 0.0)
+        assert decision.memory.waited == 0.0
         seen = obey(seen, decision, seconds=0)
     assert len(members(seen)) == 1
     assert {s.candidate for s in of(decide(seen), Signal)} == {digest(B)}

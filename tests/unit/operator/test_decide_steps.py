@@ -31,7 +31,7 @@ from decide_scene import (
     without,
 )
 from trtmodel_contract.control import EngineState
-from trtmodel_operator.decide.workers import count
+from trtmodel_operator.decide.members import count
 from trtmodel_operator.model import ApplyPointer, ApplyWorkload, Decision, Signal, Stage
 
 

@@ -1,0 +1,166 @@
+"""Who tries the candidate, with which share of the requests, and who may leave service to load it."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Collection
+
+from trtmodel_contract.control import EngineReport, EngineState, MemoryPolicy
+from trtmodel_contract.gate import Verdict
+
+from trtmodel_operator import facts
+from trtmodel_operator.decide.turn import Turn, short_uid
+from trtmodel_operator.model import Deployed, Memory, Observed, ObservedWorker
+
+MEMORY_AVAILABILITY = MemoryPolicy.AVAILABILITY.value
+MEMORY_AUTO = "Auto"
+RESUMPTION, PROMOTION = "resumption", "promotion"
+
+
+def count(workers: int | str, n: int) -> int:
+    """How many of `n` workers try the candidate: at least one; of two or more, one at least keeps stable."""
+    asked = math.ceil(int(workers[:-1]) * n / 100) if isinstance(workers, str) else workers
+    return max(1, min(asked, max(1, n - 1)))
+
+
+def holders(seen: Observed, memory: Memory, *, routed_only: bool = False) -> list[ObservedWorker]:
+    """Workers that should have the candidate loaded: the members of the step, and in the last preparation all. With
+    `routed_only`, those of them that should (or, in the last preparation, do) answer with it."""
+    candidate, step = memory.candidate, memory.step
+    if candidate is None or step is None or memory.stable is None:
+        return []
+    if seen.spec is None:  # how many is not known: those that have it keep it
+        return [w for w in facts.present(seen) if facts.engine(seen, w, facts.digest_for(w, candidate)) is not None]
+    steps = seen.spec.rollout.steps
+    chosen: list[ObservedWorker] = []
+    for target in seen.spec.targets:
+        if target.name in step.failed:
+            continue  # it went back alone
+        workers = facts.present(seen, target.name)
+        if step.back or step.index >= len(steps):
+            chosen += [w for w in workers if not routed_only or routes(seen, w, candidate)]
+        elif workers:
+            workers.sort(key=lambda w: _rank(seen, w, candidate))
+            chosen += workers[: count(steps[step.index].workers, len(workers))]
+    return chosen
+
+
+def unprepared(seen: Observed, memory: Memory) -> tuple[list[ObservedWorker], list[str]]:
+    """Of those that should hold the candidate, the ones that do not report it loaded, warm and self-tested; and the
+    targets that have too few workers: none, or in the last preparation fewer than are wanted."""
+    members, step, spec = holders(seen, memory), memory.step, seen.spec
+    if step is None or spec is None:
+        return members, []
+    missing = [w for w in members if not facts.holds(seen, w, facts.digest_for(w, memory.candidate))]
+    least = spec.serving.replicas if step.back or step.index >= len(spec.rollout.steps) else 1
+    return missing, [t.name for t in spec.targets if sum(w.target == t.name for w in members) < least]
+
+
+def dose(seen: Observed, memory: Memory) -> tuple[int, int]:
+    """Weight and shadow that the candidate has now: those of the step that was opened last. An edited plan takes weight
+    away at once; more is given only when its step is opened."""
+    step, spec = memory.step, seen.spec
+    if step is None:
+        return 0, 0
+    if spec is None:
+        return step.weight, step.shadow
+    plan = spec.rollout.steps[min(step.index, len(spec.rollout.steps) - 1)]
+    return min(step.weight, plan.weight), step.shadow
+
+
+def passed(turn: Turn) -> bool:
+    """The step in hand was held for its time, and the last look said Pass."""
+    step, spec = turn.memory.step, turn.seen.spec
+    if step is None or spec is None or not step.routed or step.index >= len(spec.rollout.steps):
+        return False
+    return step.held >= spec.rollout.steps[step.index].hold and step.verdict == Verdict.PASS.value
+
+
+def awaited(turn: Turn) -> str:
+    """What a person is waited for: RESUMPTION of a step with a pause, PROMOTION, or '' for nothing."""
+    memory, step, spec = turn.memory, turn.memory.step, turn.seen.spec
+    if step is None or spec is None or memory.candidate is None or memory.stable is None or step.back or step.failed:
+        return ""
+    if step.index < len(spec.rollout.steps):
+        return RESUMPTION if spec.rollout.steps[step.index].pause and not step.resumed and passed(turn) else ""
+    if not spec.rollout.manual or step.approved:
+        return ""
+    return "" if any(unprepared(turn.seen, memory)) else PROMOTION
+
+
+def was_told(memory: Memory, worker: ObservedWorker) -> bool:
+    """It was told to hold the candidate, at some time in this rollout, and has not said since that it let go of it."""
+    return memory.step is not None and short_uid(worker) in memory.step.told
+
+
+def _rank(seen: Observed, worker: ObservedWorker, candidate: Deployed) -> tuple[bool, bool, str]:
+    """Those that already answer with the candidate stay; a pod that is not ready is not waited for if another is,
+    unless it is at work on the candidate (where memory holds one engine, it leaves service for that); for the rest
+    rendezvous hashing, so that the choice survives every restart without being written down."""
+    draw = hashlib.sha256(f"{candidate.revision}/{worker.uid}".encode()).hexdigest()
+    engine = facts.engine(seen, worker, facts.digest_for(worker, candidate))
+    at_work = engine is not None and engine.state is not EngineState.FAILED
+    return not routes(seen, worker, candidate), not (worker.ready or at_work), draw
+
+
+def routes(seen: Observed, worker: ObservedWorker, candidate: Deployed) -> bool:
+    return facts.routes_candidate(seen, worker, facts.digest_for(worker, candidate))
+
+
+def in_turn(seen: Observed, memory: Memory) -> set[str]:
+    """Uids of those that are told to hold the candidate. Where memory holds one engine, to load it is to leave service:
+    then it is one worker after the other, and never the last one that is ready."""
+    members = holders(seen, memory)
+    workers = facts.present(seen)
+    if not _one_engine(seen) or len(workers) < 2:
+        return {w.uid for w in members}
+    begun = [w for w in members if was_told(memory, w) or _engine_of(seen, w, memory.candidate) is not None]
+    turns = {w.uid for w in begun}
+    at_work = [w for w in begun if not (w.ready and facts.holds(seen, w, facts.digest_for(w, memory.candidate)))]
+    others = [w for w in members if w.uid not in turns and w.report is not None]
+    following = min(others, key=lambda w: not w.ready, default=None)
+    if following is not None and not at_work and any(w.ready and w is not following for w in workers):
+        turns.add(following.uid)
+    return turns
+
+
+def _one_engine(seen: Observed) -> bool:
+    """By the policy; or by what the first worker said that tried to hold two."""
+    policy = seen.spec.rollout.memory_policy if seen.spec is not None else MEMORY_AVAILABILITY
+    if policy != MEMORY_AUTO:
+        return policy == MemoryPolicy.RESOURCE.value
+    reports = (facts.model_report(seen, w) for w in facts.present(seen))
+    return any(r is not None and r.memory is not None and r.memory.policy is MemoryPolicy.RESOURCE for r in reports)
+
+
+def _engine_of(seen: Observed, worker: ObservedWorker, deployed: Deployed | None) -> EngineReport | None:
+    return facts.engine(seen, worker, facts.digest_for(worker, deployed))
+
+
+def may_drain(seen: Observed, memory: Memory, trying: Collection[str]) -> set[str]:
+    """Uids of the workers that may leave service to change engines, should memory hold only one: somebody ready is left
+    that need not. `trying`: those that are told to hold the candidate (see `in_turn`). Whoever is not among them goes
+    back to stable at once, since what is taken back must not go on answering; the last ones when the first serve stable
+    again.
+
+    As long as a worker changes, its answer stays: a permission that goes while it is at work would stop it."""
+    if seen.spec is None or seen.spec.rollout.memory_policy == MEMORY_AVAILABILITY:
+        return set()
+    workers, serving = facts.present(seen), memory.stable or memory.candidate
+    back = [w for w in workers if w.uid not in trying and _answers_otherwise(seen, w, facts.digest_for(w, serving))]
+    changing = {w.uid for w in back} | set(trying)
+    if any(w.ready and (w.uid not in changing or _routes_to(seen, w, memory.candidate)) for w in workers):
+        return changing if len(workers) > 1 else set()
+    return {w.uid for w in back[1:]}
+
+
+def _routes_to(seen: Observed, worker: ObservedWorker, deployed: Deployed | None) -> bool:
+    return deployed is not None and routes(seen, worker, deployed)
+
+
+def _answers_otherwise(seen: Observed, worker: ObservedWorker, digest: str) -> bool:
+    """It answers, and does not hold the engine that it should answer with."""
+    report = facts.model_report(seen, worker)
+    routes = report.routes if report is not None else None
+    return routes is not None and bool(routes.stable or routes.candidate) and not facts.holds(seen, worker, digest)
