@@ -11,6 +11,7 @@ import catalogue
 import pytest
 import yaml
 from alert_scenes import CALM, SCENES, Scene
+from prometheus_server import documented
 
 RULES = catalogue.ROOT / "charts" / "trtmodel-operator" / "files" / "alerts.yaml"
 RUNBOOKS = catalogue.ROOT / "docs" / "runbooks"
@@ -26,6 +27,13 @@ ALERTS = [rule["alert"] for rule in rules()]
 
 def test_prometheus_understands_the_rules(promtool: Path) -> None:
     done = run(promtool, "check", "rules", RULES)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_prometheus_understands_the_documented_configuration(promtool: Path, tmp_path: Path) -> None:
+    (tmp_path / "pods.json").write_text("[]")
+    (tmp_path / "prometheus.yml").write_text(yaml.safe_dump(documented(tmp_path / "pods.json")))
+    done = run(promtool, "check", "config", tmp_path / "prometheus.yml")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
