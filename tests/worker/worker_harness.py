@@ -148,7 +148,8 @@ class Bucket:
         profiles: tuple[Profile, ...] | None = None,
         change: Callable[[Manifest], Manifest] = lambda m: m,
     ) -> tuple[str, Manifest]:
-        """Commit an engine of the test runtime; (manifest digest, manifest)."""
+        """Commit an engine of the test runtime; (manifest digest, manifest). Its golden samples have two rows, or as
+        many as it takes."""
         behaviour = {"factor": 1.0, **(behaviour or {})}
         behaviour["inputs"] = [[s.name, s.datatype, list(s.shape)] for s in inputs]
         behaviour["outputs"] = [[s.name, s.datatype, list(s.shape)] for s in outputs]
@@ -162,24 +163,25 @@ class Bucket:
             profiles = (Profile(ranges),) if ranges else ()
         if golden is None:
             golden = lambda x: x if x.dtype == np.bool_ else x * x.dtype.type(behaviour["factor"])  # noqa: E731
-        samples = self._golden(inputs, outputs, golden, behaviour)
+        rows = 2 if max_rows > 1 else 1
+        samples = self._golden(inputs, outputs, golden, behaviour, rows)
         manifest = change(
             Manifest(
                 revision=revision, load_key=load_key, number=1, driver="5.5", build={}, source_sha256="0" * 64,
                 plan=plan, inputs=tuple(inputs), outputs=tuple(outputs), profiles=profiles,
-                memory=MemoryNeed(0, 0), golden=(Golden(samples, 2, {s.name: 1e-6 for s in outputs}),), tools={},
+                memory=MemoryNeed(0, 0), golden=(Golden(samples, rows, {s.name: 1e-6 for s in outputs}),), tools={},
                 created_at="2026-01-01T00:00:00Z",
             )
         )  # fmt: skip
         return self.store.put_bytes(dumps(manifest)).digest, manifest
 
-    def _golden(self, inputs: Any, outputs: Any, golden: Any, behaviour: Any) -> Any:
+    def _golden(self, inputs: Any, outputs: Any, golden: Any, behaviour: Any, rows: int) -> Any:
         from trtmodel_worker.host.arena import DTYPES
 
         arrays: dict[str, np.ndarray] = {}
         made = []
         for i, spec in enumerate(inputs):
-            shape = tuple(2 if d == -1 else d for d in spec.shape)
+            shape = tuple(rows if d == -1 else d for d in spec.shape)
             made.append(np.ones(shape, DTYPES[spec.datatype]))
             arrays[f"i{i}"] = made[-1]
         for i, (_, array) in enumerate(zip(outputs, made, strict=False)):
