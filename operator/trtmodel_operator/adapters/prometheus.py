@@ -43,7 +43,7 @@ def number_in(status: int, body: bytes) -> float:
         raise CallError(f"the answer ({status}) is not JSON: {shown(body)}") from e
     if not isinstance(answer, dict) or status != 200 or answer.get("status") != "success":
         told = answer.get("error") if isinstance(answer, dict) else None
-        raise CallError(f"Prometheus refused the query ({status}): {shown(str(told or body.decode()).encode())}")
+        raise CallError(f"Prometheus refused the query ({status}): {shown(str(told or body.decode(errors="replace")).encode())}")
     if answer.get("warnings"):
         raise CallError(f"Prometheus warns that the result is not whole: {shown(str(answer['warnings']).encode())}")
     data = answer.get("data")
