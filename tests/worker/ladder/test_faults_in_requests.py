@@ -84,6 +84,7 @@ def test_without_a_budget_each_request_is_tried_once(begin: Any) -> None:
     worker = begin({"fault": {"when": POISON, "do": "recoverable"}}, TRTMODEL_RETRY_BUDGET_PERCENT="0")
     assert ask_once(worker, row(POISON)).status == 500
     assert dict(counts(worker).failed) == {"Recoverable": 1}
+    assert (metric(worker, "retries_total"), metric(worker, "retries_denied_total")) == (0, 1)
 
 
 def test_batches_that_do_not_fit_into_memory_are_made_smaller_and_no_request_fails(begin: Any) -> None:

@@ -102,6 +102,7 @@ def test_a_pointer_that_is_not_the_operators_for_this_model_is_not_followed(
     worker.start()
     worker.wait_listening()
     eventually(lambda: "not followed" in worker.report().message, "it says so")
+    assert 'trtmodel_untrusted_total{what="pointer"} 0.0' not in worker.metrics()
     assert worker.report().state is WorkerState.STARTING
     assert worker.host_pids() == []
     worker.point(engines[0])

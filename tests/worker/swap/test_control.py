@@ -36,6 +36,7 @@ def test_nobody_but_the_operator_is_heard(served: tuple[WorkerProcess, list[Any]
     good = worker.operator.request_headers("GET", REPORT_PATH, b"")
     assert worker.control("GET", REPORT_PATH, headers=good).status == 200
     now = int(time.time())
+    refused = refused_requests(worker)
     for headers in (
         {},
         Operator().request_headers("GET", REPORT_PATH, b""),
@@ -52,6 +53,13 @@ def test_nobody_but_the_operator_is_heard(served: tuple[WorkerProcess, list[Any]
         answer = worker.control("GET", REPORT_PATH, headers=headers)
         assert answer.status == 401, headers
         assert loads(ControlError, answer.body).reason == "Unauthorized"
+        refused += 1
+    assert refused_requests(worker) == refused
+
+
+def refused_requests(worker: WorkerProcess) -> float:
+    (line,) = [x for x in worker.metrics().splitlines() if x.startswith('trtmodel_untrusted_total{what="request"}')]
+    return float(line.split()[-1])
 
 
 def test_a_request_cannot_be_made_with_another_body(served: tuple[WorkerProcess, list[Any]]) -> None:

@@ -150,6 +150,7 @@ def test_a_signature_for_another_model_or_by_another_key_is_refused_before_anyth
     ):
         report = refused(worker, artifact, engines[0])
         assert report.reason == "SignatureInvalid"
+        assert 'trtmodel_untrusted_total{what="engine"} 0.0' not in worker.metrics()
         worker.desire(engines[0])
     cached = Path(worker.directory / "cache" / "sha256")
     assert digest not in [p.name for p in cached.iterdir()]
