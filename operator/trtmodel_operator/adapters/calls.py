@@ -73,7 +73,8 @@ async def _read(answer: aiohttp.ClientResponse, origin: str) -> bytes:
     return b"".join(parts)
 
 
-def shown(body: bytes) -> str:
+def shown(said: bytes | str) -> str:
     """The beginning of a foreign text, in one line."""
-    text = "".join(c if c.isprintable() else " " for c in body[:400].decode(errors="replace"))
+    begin = said[:400].decode(errors="replace") if isinstance(said, bytes) else said[:400]
+    text = "".join(c if c.isprintable() else " " for c in begin)
     return " ".join(text.split())[:200]

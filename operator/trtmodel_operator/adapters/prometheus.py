@@ -43,9 +43,9 @@ def number_in(status: int, body: bytes) -> float:
         raise CallError(f"the answer ({status}) is not JSON: {shown(body)}") from e
     if not isinstance(answer, dict) or status != 200 or answer.get("status") != "success":
         told = answer.get("error") if isinstance(answer, dict) else None
-        raise CallError(f"Prometheus refused the query ({status}): {shown(str(told or body.decode(errors="replace")).encode())}")
+        raise CallError(f"Prometheus refused the query ({status}): {shown(str(told) if told else body)}")
     if answer.get("warnings"):
-        raise CallError(f"Prometheus warns that the result is not whole: {shown(str(answer['warnings']).encode())}")
+        raise CallError(f"Prometheus warns that the result is not whole: {shown(str(answer['warnings']))}")
     data = answer.get("data")
     kind, result = (data.get("resultType"), data.get("result")) if isinstance(data, dict) else (None, None)
     if kind == "vector" and isinstance(result, list):
@@ -57,7 +57,7 @@ def number_in(status: int, body: bytes) -> float:
     elif kind == "scalar":
         sample = result
     else:
-        raise CallError(f"the query gives a {shown(str(kind).encode())} where one number is needed")
+        raise CallError(f"the query gives a {shown(str(kind))} where one number is needed")
     return _number(sample)
 
 
@@ -66,7 +66,7 @@ def _number(sample: object) -> float:
     try:
         value = float(sample[1])  # type: ignore[index]  # whatever it is: what does not fit is told
     except (TypeError, ValueError, LookupError) as e:
-        raise CallError(f"the query gives no number: {shown(str(sample).encode())}") from e
+        raise CallError(f"the query gives no number: {shown(str(sample))}") from e
     if not math.isfinite(value):
         raise CallError(f"the query gives {value}, which cannot be compared: had its divisor any samples?")
     return value

@@ -1,5 +1,5 @@
-"""A server outside the cluster, for tests of what the operator looks up: it answers as it is told, and notes what it was
-asked."""
+"""A server outside the cluster, for tests of what the operator looks up: it answers as it is told, and notes what it
+was asked."""
 
 from __future__ import annotations
 
