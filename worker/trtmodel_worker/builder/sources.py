@@ -9,7 +9,6 @@ from trtmodel_contract.identity import Calibration, Recipe, Storage, revision
 from trtmodel_contract.identity import EngineSettings as Engine
 from trtmodel_contract.jobs import CalibrationRequest, DataSet
 
-from trtmodel_worker.builder.dataset import SHARD
 from trtmodel_worker.storage import Fetched, Source, StorageError, fetch_source, fetch_uri
 from trtmodel_worker.storage.shards import fetch_folder
 
@@ -27,6 +26,8 @@ class Place:
         the URI."""
         try:
             if uri.endswith("/"):
+                from trtmodel_worker.builder.dataset import SHARD  # NumPy
+
                 return fetch_folder(uri, self.storage, self.credentials_dir, self.cache, SHARD)
             return fetch_uri(uri, self.storage, self.credentials_dir, self.cache)
         except StorageError as e:

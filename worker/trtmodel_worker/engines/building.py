@@ -6,13 +6,14 @@ import enum
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from trtmodel_contract.identity import EngineSettings
 from trtmodel_contract.jobs import Reason
 from trtmodel_contract.manifest import TensorSpec
 
-from trtmodel_worker.engines.base import Array
+if TYPE_CHECKING:  # NumPy: Jobs that find everything done know of no array
+    from trtmodel_worker.engines.base import Array
 
 
 class Severity(str, enum.Enum):

@@ -74,6 +74,7 @@ class S3Client:
 
     def _create(self, keys: credentials.Keys | None) -> Any:
         import boto3  # heavy, and not needed for other backends
+        import botocore.session
         from botocore.config import Config
 
         config = Config(
@@ -85,7 +86,10 @@ class S3Client:
             response_checksum_validation="when_required",
             s3={"addressing_style": "path"} if self._endpoint else {},
         )
+        core = botocore.session.Session()
+        core.register_component("data_loader", _descriptions())
         session = boto3.session.Session(
+            botocore_session=core,
             aws_access_key_id=keys.access if keys else None,
             aws_secret_access_key=keys.secret if keys else None,
             aws_session_token=keys.token or None if keys else None,
@@ -97,6 +101,14 @@ class S3Client:
             verify=bundle_file(self._ca_bundle) if self._ca_bundle else None,
             config=config,
         )
+
+
+@functools.cache
+def _descriptions() -> Any:
+    """Amazon's descriptions of its services: a megabyte of JSON, which every client of a process reads but once."""
+    import botocore.loaders
+
+    return botocore.loaders.create_loader()
 
 
 class S3Store:
