@@ -32,6 +32,7 @@ class Scene:
     workers: HttpWorkers
     changed: list[Key]
     clock: Clock
+    calls: list[tuple[str, str]]
 
     async def until(self, condition: Callable[[], bool]) -> None:
         async with asyncio.timeout(5):
@@ -44,11 +45,12 @@ def play(scene: Callable[[Scene], Awaitable[Any]]) -> Any:
         worker = FakeWorker("127.0.0.1", "pod-uid", SIGNER.public_keys())
         await worker.start()
         changed: list[Key] = []
+        calls: list[tuple[str, str]] = []
         clock = Clock()
-        workers = HttpWorkers(SIGNER, clock, changed.append, port=worker.port)
+        workers = HttpWorkers(SIGNER, clock, changed.append, port=worker.port, on_call=lambda *call: calls.append(call))
         try:
             async with asyncio.timeout(20):
-                return await scene(Scene(worker, workers, changed, clock))
+                return await scene(Scene(worker, workers, changed, clock, calls))
         finally:
             await workers.close()
             await worker.stop()
@@ -81,6 +83,7 @@ def test_a_refusal_for_a_lower_sequence_is_no_error_since_the_next_report_tells_
         await s.workers.send("127.0.0.1", "pod-uid", request(2))
         assert s.worker.told == [request(3)]
         assert (await s.workers.report("127.0.0.1", "pod-uid")).fence == Fence("uid-1", 3)
+        assert s.calls == [("PUT", "ok"), ("PUT", "conflict"), ("GET", "ok")]
 
     play(scene)
 
@@ -92,6 +95,7 @@ def test_another_refusal_is_an_error_that_names_the_workers_reason() -> None:
             await s.workers.send("127.0.0.1", "pod-uid", request(1))
         with pytest.raises(WorkerError, match=r"401.*BadSignature"):
             await s.workers.report("127.0.0.1", "pod-uid")
+        assert s.calls == [("PUT", "unauthorized"), ("GET", "unauthorized")]
 
     play(scene)
 
@@ -129,6 +133,7 @@ def test_a_worker_that_is_not_there_is_unknown_with_its_cause() -> None:
     async def scene(s: Scene) -> None:
         with pytest.raises(WorkerError, match=r"127.0.0.9:\d+ cannot be reached"):
             await s.workers.report("127.0.0.9", "pod-uid")
+        assert s.calls == [("GET", "unreachable")]
 
     play(scene)
 
