@@ -19,6 +19,20 @@ class Advice:
     todo: str = NOTHING
 
 
+CONDITIONS: Mapping[str, str] = {
+    "Available": "A verified engine serves on at least one ready worker of every target. It stays True during a "
+    "rollout and after a roll-back.",
+    "Ready": "The newest spec was processed, its revision is promoted, and every desired worker reports it. Scaling "
+    "alone leaves it True.",
+    "Reconciling": "The operator works towards the newest spec (kstatus).",
+    "Stalled": "It ended, and nothing more happens until a person or the cluster changes something (kstatus): a wait "
+    "ends.",
+    "Built": "The engine of the newest spec's revision exists for every target.",
+    "Verified": "Its gate passed, by today's thresholds.",
+    "Progressing": "A rollout moves. False with a reason when it is done, paused, stuck or waits for a person.",
+    "Degraded": "Something serves, but not as asked: fewer workers, a failing process, another engine, no standby.",
+}
+
 MOVES: Mapping[str, Advice] = {
     "Resolved": Advice("The source was fetched and checked, and its revision is known."),
     "Built": Advice("The engine of this revision exists for every target."),
@@ -37,6 +51,12 @@ MOVES: Mapping[str, Advice] = {
         "Wait for more requests; `rollout.progressDeadline` ends it. If it comes often, lower `minRequests`.",
     ),
     "SlowLook": Advice("The candidate was too slow at one look; a second one in a row takes it back."),
+    "AwaitingConfirmation": Advice(
+        "A webhook of `rollout.analysis.webhooks` has not agreed yet.",
+        "Look at what answers there; the message has its words.",
+    ),
+    "CountersReset": Advice("A worker's counters began anew, so a fresh window is looked at."),
+    "GoingBack": Advice("Workers load the earlier revision that a person asked for; stable serves until all have it."),
     "StepPassed": Advice("The analysis passed, and the next step begins."),
     "StepsChanged": Advice("The steps were edited, so the trial begins at the first step again."),
     "Promoted": Advice("The revision became stable on every worker."),
@@ -59,6 +79,12 @@ MOVES: Mapping[str, Advice] = {
 WAITS: Mapping[str, Advice] = {
     "Paused": Advice(
         "Rollouts stand still; repair and roll-back do not.", "`kubectl trtmodel resume`, or `rollout.paused: false`."
+    ),
+    "StepPaused": Advice(
+        "The step was passed, and its `pause` asks for a person.", "`kubectl trtmodel resume`, or `abort`."
+    ),
+    "AwaitingPromotion": Advice(
+        "Every step was passed, and `promotion: Manual` asks for a person.", "`kubectl trtmodel promote`, or `abort`."
     ),
     "ScaledToZero": Advice("No worker is wanted, so nothing is promoted.", "Raise `serving.replicas`."),
     "Waiting": Advice("Something outside is awaited; the message says what.", "Read the message."),
@@ -135,6 +161,13 @@ ENDS: Mapping[str, Advice] = {
     "TooSlow": Advice(
         "The candidate computed slower than the limit, at two looks in a row.",
         "Compare `precision` and `profiles`; raise `analysis.maxLatencyRatio`, or `retry` if a node was busy.",
+    ),
+    "AnswersDisagree": Advice(
+        "The candidate's answers differ from stable's more than `analysis.minAgreement` allows.",
+        "If the model was meant to change its answers, lower or remove `minAgreement`.",
+    ),
+    "MetricOutOfBounds": Advice(
+        "A query of `analysis.prometheus` left its bounds.", "The message names query and value: look at that metric."
     ),
     "EngineFailed": Advice(
         "A worker could not load or prove the candidate.",
@@ -228,6 +261,21 @@ DEGRADES: Mapping[str, Advice] = {
     "StandbyMissing": Advice(
         "A worker does not hold the previous revision, so a roll-back would have to load it.",
         "Usually memory: raise it, or accept with `rollout.memoryPolicy: Resource`.",
+    ),
+    "SignatureInvalid": Advice(
+        "A worker was given an engine that no key it knows has signed.",
+        "If it stays: compare the ConfigMap `<model>-keys` with the operator's Secret; docs/security.md.",
+    ),
+    "HostNotStarted": Advice(
+        "The process for an engine did not start.", "The worker's log; often memory or too few processes."
+    ),
+    "NotStarted": Advice("The process for an engine did not start in time.", "The worker's log; often a busy node."),
+    "FetchTimeout": Advice(
+        "A worker could not fetch an engine in time.", "The storage, or the network to it, is slow."
+    ),
+    "StorageStuck": Advice("A worker's storage hangs.", "Look at the endpoint and at the node's disk."),
+    "DeviceLost": Advice(
+        "The GPU was lost; the container is made anew.", "Look at the node: `nvidia-smi`, its kernel log."
     ),
     "Other": Advice("The cluster gave a reason that is no word.", "Read the message."),
     "Deleting": Advice("The TRTModel is being deleted with all that it owns."),
