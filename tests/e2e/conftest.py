@@ -14,7 +14,17 @@ from .install import RELEASE, SYSTEM, Images, Operator, build_images
 from .s3 import DATA, ENGINES, MODELS, Store
 from .world import World
 
-NAMESPACES = ("e2e-first", "e2e-canary", "e2e-steps", "e2e-bad", "e2e-builds", "e2e-cli", "e2e-watched", "e2e-gone")
+NAMESPACES = (
+    "e2e-first",
+    "e2e-canary",
+    "e2e-steps",
+    "e2e-gates",
+    "e2e-bad",
+    "e2e-builds",
+    "e2e-cli",
+    "e2e-watched",
+    "e2e-gone",
+)
 KEEP = os.environ.get("TRTMODEL_E2E_KEEP") == "1"
 DELETE_SECONDS = 120
 

@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[2]
 CLUSTER = ROOT / "tests" / "cluster" / "cluster"
 CHART = ROOT / "charts" / "trtmodel-operator"
 SYSTEM = "e2e-system"
+OUTSIDE = "http://outside.e2e-gates.svc:8080"  # all that queries and webhooks of TRTModels may name
 RELEASE = "e2e-trtmodel-operator"
 BUILD_SECONDS = 600
 HELM_SECONDS = 180
@@ -47,6 +48,7 @@ class Operator:
         self._helm(
             "upgrade", "--install", RELEASE, str(CHART), "--set", "crds.install=false", "--wait", "--timeout", "2m",
             "--set-string", f"image.repository={repository},image.tag={tag},worker.image={self._images.worker}",
+            "--set", f"analysis.allowedAddresses={{{OUTSIDE}}}",
             "--set", f"watchNamespaces={{{','.join(self._namespaces)}}},rbac.aggregate=false,replicas={replicas}",
         )  # fmt: skip
 
