@@ -30,7 +30,9 @@ class Settings:
     `drain_seconds`: how long a worker that was told to end still accepts, since endpoints lag behind. `queue_limit`:
     requests that wait for a lane, per engine. `body_bytes` and `json_bytes`: largest request, and largest one in JSON
     (it is parsed on the loop, so a large one would delay all others). `staging_bytes`: bodies held at once.
-    `output_bytes`: room for an output whose shape depends on the data."""
+    `output_bytes`: room for an output whose shape depends on the data. `spin_seconds`: how long front and host look for
+    a lone client's next message before they sleep: lower latency, for up to two busy CPUs while it asks without pause;
+    0 for never, None for Auto: 0.2 ms, or 1 ms with a GPU and 4 CPUs, and never below 2 CPUs."""
 
     pod: str
     pod_uid: str
@@ -68,6 +70,7 @@ class Settings:
     output_bytes: int = 16 * MIB
     prepare_seconds: float = 600.0
     hang_seconds: float = 5.0
+    spin_seconds: float | None = None
 
 
 def from_environment(env: Mapping[str, str]) -> Settings:
@@ -109,12 +112,18 @@ def from_environment(env: Mapping[str, str]) -> Settings:
         output_bytes=_number(env, "TRTMODEL_MAX_OUTPUT_BYTES", int, 16 * MIB, low=64, high=1 << 40),
         prepare_seconds=_number(env, "TRTMODEL_PREPARE_SECONDS", float, 600.0, low=1.0, high=86400.0),
         hang_seconds=_number(env, "TRTMODEL_HANG_SECONDS", float, 5.0, low=0.1, high=3600.0),
+        spin_seconds=_spin(env),
     )
 
 
 def _lanes(env: Mapping[str, str]) -> int:
     """0 for Auto."""
     return 0 if env.get("TRTMODEL_CONTEXTS") == "Auto" else _number(env, "TRTMODEL_CONTEXTS", int, 4, low=1, high=64)
+
+
+def _spin(env: Mapping[str, str]) -> float | None:
+    name = "TRTMODEL_SPIN_MICROSECONDS"
+    return None if env.get(name, "Auto") == "Auto" else _number(env, name, float, 0.0, low=0.0, high=10_000.0) / 1e6
 
 
 def _buckets(text: str) -> tuple[int, ...]:

@@ -20,6 +20,7 @@ from trtmodel_worker.host.wire import (
     MessageError,
     answer_message,
     failure_message,
+    is_followed_soon,
     is_probe,
     parse_answer,
     parse_generation,
@@ -93,10 +94,18 @@ def test_a_region_is_handed_out_once() -> None:
     assert arena.in_use == 3
 
 
-@given(st.integers(0, 2**60), st.lists(st.tuples(st.integers(0, 2**40), shapes), min_size=1, max_size=5))
-def test_a_run_message_is_read_as_it_was_written(generation: int, inputs: list[tuple[int, tuple[int, ...]]]) -> None:
-    data = run_message(generation, 5, 6, [o for o, _ in inputs], [s for _, s in inputs])
+@given(
+    st.integers(0, 2**60),
+    st.lists(st.tuples(st.integers(0, 2**40), shapes), min_size=1, max_size=5),
+    st.booleans(),
+)
+def test_a_run_message_is_read_as_it_was_written(
+    generation: int, inputs: list[tuple[int, tuple[int, ...]]], soon: bool
+) -> None:
+    data = run_message(generation, 5, 6, [o for o, _ in inputs], [s for _, s in inputs], soon)
     assert parse_run(data, [len(s) for _, s in inputs]) == (generation, 5, 6, inputs)
+    assert parse_generation(data) == generation
+    assert is_followed_soon(data) is soon
 
 
 @given(st.integers(0, 2**60), st.lists(st.tuples(st.integers(0, 2**40), shapes), max_size=5))

@@ -25,7 +25,7 @@ FLOAT = models.FLOAT
 class Served:
     """One lane of a real engine, served by a thread, with the test as its front."""
 
-    def __init__(self, path: Path, profile: Profile, slots: int = 4) -> None:
+    def __init__(self, path: Path, profile: Profile, slots: int = 4, spin_seconds: float = 0.0) -> None:
         engine = runtime("ONNXRuntime").load(memoryview(path.read_bytes()), (profile,), 1)
         self.manifest = Manifest(
             "r", LoadKey("ONNXRuntime", "1", "cpu"), 1, "", {}, "0" * 64, Blob("1" * 64, 1), engine.inputs,
@@ -36,17 +36,17 @@ class Served:
         self.front, channel = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.front.settimeout(30)
         maker = lanes.LaneMaker(engine, self.manifest)
-        self.server = lanes.LaneServer(maker.make(), maker, channel, self.arena, self.manifest, ())
+        self.server = lanes.LaneServer(maker.make(), maker, channel, self.arena, self.manifest, (), spin_seconds)
         self.thread = threading.Thread(target=self.server.run)
         self.thread.start()
         self.generation = 0
 
-    def ask(self, array: np.ndarray, slot: int = 0, out: int = 0) -> Answer:
+    def ask(self, array: np.ndarray, slot: int = 0, out: int = 0, *, soon: bool = False) -> Answer:
         self.generation += 1
         at = self.layout.input_region(slot)
         self.arena.array(at, array.dtype, array.shape)[...] = array
         region = self.layout.output_region(out)
-        self.front.send(run_message(self.generation, region, self.layout.output_bytes, [at], [array.shape]))
+        self.front.send(run_message(self.generation, region, self.layout.output_bytes, [at], [array.shape], soon))
         answer = parse_answer(self.front.recv(MAX_MESSAGE_BYTES), len(self.manifest.outputs))
         assert answer.generation == self.generation
         return answer
@@ -98,6 +98,14 @@ def test_what_was_prepared_is_bounded(tmp_path: Path, served: Any, monkeypatch: 
             x = np.full((rows, 1), turn + rows, np.float32)
             assert np.array_equal(lane.result(x), x * x)
             assert len(lane.server._prepared) <= 5
+
+
+def test_a_lane_that_looks_for_the_next_message_takes_it_and_sees_the_front_hang_up(tmp_path: Path) -> None:
+    lane = Served(models.square(tmp_path / "m"), of_rows(1), spin_seconds=3600.0)
+    x = np.full((1, 1), 3, np.float32)
+    answers = [lane.ask(x, out=out, soon=True) for out in range(3)]
+    assert [answer.failure for answer in answers] == [None] * 3
+    lane.close()  # long before it would have given up
 
 
 def test_a_shape_outside_of_the_profile_is_refused_each_time(tmp_path: Path, served: Any) -> None:

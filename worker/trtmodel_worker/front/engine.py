@@ -176,8 +176,9 @@ class Engine:
         settings, scheduler = self._settings, self.scheduler
         buckets = tuple(scheduler.buckets.sizes) if self.admission.batched else ()
         host = await self._hosts.start(
-            self.manifest, payload, self._arena.memory, self.lanes, settings.prepare_seconds, buckets, duty, auto
-        )
+            self.manifest, payload, self._arena.memory, self.lanes, settings.prepare_seconds, buckets, duty, auto,
+            settings.rules.spin.seconds,
+        )  # fmt: skip
         self.lanes = len(host.lanes)
         self._living.append(host)
         ready = host.ready

@@ -117,6 +117,7 @@ class Hosts:
         buckets: tuple[int, ...],
         duty: float,
         auto: bool = False,
+        spin_seconds: float = 0.0,
     ) -> EngineHost:
         """A host that is ready: loaded, warm at `buckets`, self-tested, computing at most `duty` of the time meanwhile:
         where there is a device the host rests, else it is stopped and continued, since the processors are what it
@@ -146,6 +147,7 @@ class Hosts:
                 duty=1.0 if pulsed else duty,
                 pulsed=pulsed,
                 auto=auto,
+                spin_seconds=spin_seconds,
             )
             config_fd = sealed_bytes("trtmodel-host-config", dumps(config))
             os.lseek(config_fd, 0, os.SEEK_SET)

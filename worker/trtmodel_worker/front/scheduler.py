@@ -30,6 +30,7 @@ from trtmodel_worker.front.hedging import Hedges
 from trtmodel_worker.front.lanes import Host, LanePort, Lanes
 from trtmodel_worker.front.outcomes import CLASS_NAMES, Outcomes
 from trtmodel_worker.front.regions import NONE, SharedArena
+from trtmodel_worker.front.spinning import NEVER, Spin, SpinRule
 from trtmodel_worker.front.stats import RevisionStats
 from trtmodel_worker.front.suspects import Suspects
 from trtmodel_worker.front.windows import Counters
@@ -65,6 +66,7 @@ class Rules:
     attempts: int
     budget: ladder.RetryBudget
     refused: ladder.Refused
+    spin: SpinRule = NEVER
 
 
 class Scheduler:
@@ -96,6 +98,7 @@ class Scheduler:
         self._stats = stats
         self._rules = rules
         self._lanes = Lanes(overdue)
+        self._spin = Spin(rules.spin)
         self._waiting = Waiting()
         self._suspects = Suspects()
         self._hedges = Hedges(self._lanes, overdue, stats, self.readable, self._run_again)
@@ -104,8 +107,7 @@ class Scheduler:
             self._unbatch, lambda rows: self.buckets.shrink(rows, time.monotonic()),
         )  # fmt: skip
         self._loop = asyncio.get_running_loop()
-        self._pump_due = False
-        self._came_alone = False
+        self._pump_due = self._came_alone = False
         self._delay_timer: asyncio.TimerHandle | None = None
 
     # -- what is seen from outside
@@ -273,6 +275,7 @@ class Scheduler:
             lane.host.kill(f"it broke the protocol: {e}")  # the regions stay taken until it was reaped
             return
         lane.attempt = None
+        self._spin.answered()
         if answer.failure is FailureClass.RECOVERABLE:
             lane.resting, lane.since = True, time.monotonic()
         else:
@@ -445,10 +448,10 @@ class Scheduler:
         if lane is None or slot == NONE:
             return False
         layout = self._arena.layout
-        counters = batch.calls[0].mirror or self._counters()
-        attempt = Attempt(batch, counters, next(_generations), slot)
+        attempt = Attempt(batch, batch.calls[0].mirror or self._counters(), next(_generations), slot)
         output = layout.output_region(slot)
-        message = run_message(attempt.generation, output, layout.output_bytes, batch.places, batch.shapes)
+        soon = self._spin.sent(lone=len(batch.calls) == 1 and len(self._lanes.free) == len(self._lanes.all))
+        message = run_message(attempt.generation, output, layout.output_bytes, batch.places, batch.shapes, soon)
         if not self._lanes.send(lane, message):
             self._arena.give_output(slot)
             return False

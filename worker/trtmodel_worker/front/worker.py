@@ -7,6 +7,7 @@ import contextlib
 import functools
 import logging
 import time
+from dataclasses import replace
 
 from trtmodel_contract.codec import DocumentError
 from trtmodel_contract.control import (
@@ -22,6 +23,7 @@ from trtmodel_contract.control import (
 from trtmodel_contract.identity import LoadKey, ModelRef, Storage
 from trtmodel_contract.manifest import Manifest
 
+from trtmodel_worker.cpus import usable_cpus
 from trtmodel_worker.devicememory import device_memory
 from trtmodel_worker.front import ladder
 from trtmodel_worker.front import pointer as pointers
@@ -35,6 +37,7 @@ from trtmodel_worker.front.regions import Arenas
 from trtmodel_worker.front.room import MemoryRules
 from trtmodel_worker.front.router import Router
 from trtmodel_worker.front.scheduler import Rules
+from trtmodel_worker.front.spinning import spin_rule
 from trtmodel_worker.front.stats import RevisionStats
 from trtmodel_worker.front.swap import MakeRoom, Progress, Swapper
 from trtmodel_worker.front.windows import Windows
@@ -264,10 +267,13 @@ class Worker:
             hang_seconds=settings.hang_seconds,
             health_seconds=settings.health_seconds,
             hedge_seconds=settings.hedge_seconds,
-            rules=self._rules,
+            rules=replace(self._rules, spin=spin_rule(settings.spin_seconds, usable_cpus(), device=self._has_device())),
             auto=not settings.lanes and standing is None,
             paced=standing is not None and self._batches() != self._batches_before[0],
         )
+
+    def _has_device(self) -> bool:
+        return self.machine is not None and bool(self.machine.driver)
 
     def _is_crowded(self) -> bool:
         standing = self.swapper.standing

@@ -40,6 +40,7 @@ from trtmodel_worker.host.wire import (
     MessageError,
     answer_message,
     failure_message,
+    is_followed_soon,
     is_probe,
     parse_generation,
     parse_run,
@@ -166,6 +167,7 @@ class LaneServer:
         arena: Arena,
         manifest: Manifest,
         samples: Sequence[Sample],
+        spin_seconds: float = 0.0,
     ) -> None:
         self._lane: Lane | None = lane
         self._binds = isinstance(lane, BindingLane)  # asked once: it takes longer than a small run
@@ -173,6 +175,7 @@ class LaneServer:
         self._channel = channel
         self._arena = arena
         self._samples = samples
+        self._spin_seconds = spin_seconds
         self._inputs = [(s.name, DTYPES[s.datatype]) for s in manifest.inputs]
         self._ranks = [len(s.shape) for s in manifest.inputs]
         self._outputs = manifest.outputs
@@ -182,13 +185,25 @@ class LaneServer:
 
     def run(self) -> None:
         receive, send = self._channel.recv, self._channel.send
+        data = b""
         try:
-            while data := receive(MAX_MESSAGE_BYTES):
+            while data := self._receive_soon() if is_followed_soon(data) else receive(MAX_MESSAGE_BYTES):
                 send(self._serve(data))
                 if self._suspect:
                     send(self._rebuild())
         except OSError:
             log.info("the front hung up")
+
+    def _receive_soon(self) -> bytes:
+        """The next message; at first without sleep, since it would take longer to wake up than it takes to come."""
+        receive = self._channel.recv
+        end = time.perf_counter() + self._spin_seconds
+        while time.perf_counter() < end:
+            try:
+                return receive(MAX_MESSAGE_BYTES, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                continue
+        return receive(MAX_MESSAGE_BYTES)
 
     def _serve(self, data: bytes) -> bytes:
         generation, started = 0, time.perf_counter_ns()

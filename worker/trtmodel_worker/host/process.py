@@ -127,7 +127,7 @@ def _prepare(config: HostConfig) -> tuple[Ready, list[LaneServer]]:
     except EngineError as e:
         raise _Refusal("WarmUpFailed", f"it could not be made ready: {type(e).__name__}: {e}") from e
     servers = [
-        LaneServer(lane, maker, socket.socket(fileno=fd), arena, manifest, samples)
+        LaneServer(lane, maker, socket.socket(fileno=fd), arena, manifest, samples, config.spin_seconds)
         for lane, fd in zip(lanes, config.lane_fds, strict=False)
     ]
     for fd in config.lane_fds[len(lanes) :]:

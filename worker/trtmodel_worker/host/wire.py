@@ -3,6 +3,7 @@
 On a lane every message is one datagram of 64-bit integers (the socket keeps boundaries):
 
     run      [generation, output offset, output bytes, (input offset, dim, dim ...) per input]
+             bit 62 of the first word: the next message comes soon after the answer
     answer   [generation, 0, compute ns, (output offset, rank, dim ...) per output]
     failure  [generation, class, compute ns] + text in UTF-8
     probe    [generation, 0, 0]      run the golden samples on this lane; the answer has no outputs
@@ -25,6 +26,7 @@ MAX_TEXT_BYTES = 2000
 MAX_RANK = 32
 _HEAD = struct.Struct("<3q")
 _NOWHERE = bytes(16)
+_SOON = 1 << 62
 
 
 class FailureClass(enum.IntEnum):
@@ -47,7 +49,8 @@ class HostConfig:
     """What a host is told, as JSON in a sealed memory file. `*_fd` are inherited descriptors. `buckets`: batch sizes
     that are to be warm and measured. `duty`: share of the time that the warm-up may compute: less than 1 beside
     traffic. `pulsed`: it is stopped most of the time until it is ready, so that only processor time says how long a run
-    takes. `auto`: no more lanes are wanted than are worth it."""
+    takes. `auto`: no more lanes are wanted than are worth it. `spin_seconds`: how long a lane looks for a message that
+    is said to come soon before it sleeps."""
 
     SCHEMA: ClassVar[str] = "trtmodel.io/host/v1"
 
@@ -67,6 +70,7 @@ class HostConfig:
     duty: float = 1.0
     pulsed: bool = False
     auto: bool = False
+    spin_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -100,8 +104,9 @@ def run_message(
     output_bytes: int,
     input_offsets: Sequence[int],
     shapes: Sequence[tuple[int, ...]],
+    soon: bool = False,
 ) -> bytes:
-    words = [generation, output_offset, output_bytes]
+    words = [generation | _SOON if soon else generation, output_offset, output_bytes]
     for offset, shape in zip(input_offsets, shapes, strict=True):
         words.append(offset)
         words += shape
@@ -121,7 +126,12 @@ def parse_generation(data: bytes) -> int:
     """Of any message. Raises MessageError."""
     if len(data) < _HEAD.size:
         raise MessageError(f"a message of {len(data)} bytes is too short")
-    return int(_HEAD.unpack_from(data)[0])
+    return int(_HEAD.unpack_from(data)[0]) & ~_SOON
+
+
+def is_followed_soon(data: bytes) -> bool:
+    """Whether the front expects to send another run soon after the answer to this one."""
+    return len(data) >= _HEAD.size and bool(data[7] & 0x40)
 
 
 def parse_run(data: bytes, ranks: Sequence[int]) -> tuple[int, int, int, list[tuple[int, tuple[int, ...]]]]:
@@ -133,7 +143,7 @@ def parse_run(data: bytes, ranks: Sequence[int]) -> tuple[int, int, int, list[tu
     for rank in ranks:
         inputs.append((words[at], words[at + 1 : at + 1 + rank]))
         at += 1 + rank
-    return words[0], words[1], words[2], inputs
+    return words[0] & ~_SOON, words[1], words[2], inputs
 
 
 def answer_message(generation: int, nanoseconds: int, outputs: Iterable[tuple[int, tuple[int, ...]]]) -> bytes:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import importlib.metadata
 import math
-import os
 import platform
 from pathlib import Path
+
+from trtmodel_worker.cpus import usable_cpus
 
 # Best first. The level decides the block size of ONNX Runtime's NCHWc layout, which is written into an optimised graph,
 # and whether 8-bit products saturate (they do on x86 without VNNI), which changes the answers of an INT8 engine.
@@ -47,23 +48,7 @@ def has_wide_int8(level: str) -> bool:
 
 def cpu_quota(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
     """CPUs that this process may use: the affinity mask, limited by the cgroup's quota, at least 1."""
-    allowed = len(os.sched_getaffinity(0))
-    quota = _cgroup_cpus(cgroup)
-    return allowed if quota is None else max(1, min(allowed, math.ceil(quota)))
-
-
-def _cgroup_cpus(cgroup: Path) -> float | None:
-    try:
-        limit, period = (cgroup / "cpu.max").read_text().split()
-        return None if limit == "max" else int(limit) / int(period)
-    except (OSError, ValueError):
-        pass
-    try:
-        limit = (cgroup / "cpu/cpu.cfs_quota_us").read_text()
-        period = (cgroup / "cpu/cpu.cfs_period_us").read_text()
-        return None if int(limit) <= 0 else int(limit) / int(period)
-    except (OSError, ValueError):
-        return None
+    return max(1, math.ceil(usable_cpus(cgroup)))
 
 
 def _flags(cpuinfo: Path) -> set[str]:

@@ -1,0 +1,113 @@
+"""When the front looks for the next message instead of sleeping."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+from trtmodel_worker.front.spinning import ENOUGH, NEVER, Spin, SpinRule, spin_rule
+
+BOUND = 0.001
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def with_spin(rule: SpinRule, story: Callable[[Spin, Clock], None]) -> None:
+    async def run() -> None:
+        clock = Clock()
+        story(Spin(rule, clock), clock)
+        clock.now += 1.0  # whatever turns still, ends
+        await asyncio.sleep(0)
+
+    asyncio.run(run())
+
+
+def ask(spin: Spin, clock: Clock, *, lone: bool = True, takes: float = BOUND / 4, pause: float = BOUND / 4) -> bool:
+    soon = spin.sent(lone=lone)
+    clock.now += takes
+    spin.answered()
+    clock.now += pause
+    return soon
+
+
+def test_the_host_is_told_that_more_comes_soon_after_lone_requests_in_a_row() -> None:
+    def story(spin: Spin, clock: Clock) -> None:
+        told = [ask(spin, clock) for _ in range(ENOUGH + 3)]
+        assert told == [False] * ENOUGH + [True] * 3  # the first one follows nothing
+
+    with_spin(SpinRule(BOUND), story)
+
+
+@pytest.mark.parametrize("breach", [{"lone": False}, {"takes": 2 * BOUND}, {"pause": 2 * BOUND}])
+def test_company_a_slow_answer_or_a_pause_ends_the_row(breach: dict[str, float]) -> None:
+    def story(spin: Spin, clock: Clock) -> None:
+        while not ask(spin, clock):
+            pass
+        ask(spin, clock, **breach)
+        told = [ask(spin, clock) for _ in range(ENOUGH + 1)]
+        assert told[-1]
+        assert not any(told[: ENOUGH - 1])
+
+    with_spin(SpinRule(BOUND), story)
+
+
+def test_nobody_spins_where_it_is_off() -> None:
+    with_spin(NEVER, lambda spin, clock: _never(spin, clock))
+
+
+def _never(spin: Spin, clock: Clock) -> None:
+    assert not any(ask(spin, clock) for _ in range(3 * ENOUGH))
+
+
+@pytest.mark.parametrize(("between", "spins_after_it"), [(False, False), (True, True)])
+def test_the_loop_turns_until_the_answer_and_where_cpus_are_left_until_the_next_request(
+    between: bool, spins_after_it: bool
+) -> None:
+    async def run() -> None:
+        clock = Clock()
+        spin = Spin(SpinRule(BOUND, between), clock)
+        for _ in range(ENOUGH):
+            ask(spin, clock)
+        await turned()
+        assert not await turns()
+        spin.sent(lone=True)
+        assert await turns()
+        clock.now += BOUND / 4
+        spin.answered()
+        await turned()
+        assert await turns() is spins_after_it
+        clock.now += 2 * BOUND  # nobody asks
+        await turned()
+        assert not await turns()
+
+    asyncio.run(run())
+
+
+async def turned() -> None:
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+
+async def turns() -> bool:
+    """Whether the loop would not sleep now: something is due at once, though this test is all that has work."""
+    return bool(asyncio.get_running_loop()._ready)  # type: ignore[attr-defined]
+
+
+def test_auto_asks_how_many_cpus_there_are() -> None:
+    assert spin_rule(None, 1.5, device=False) == NEVER
+    assert spin_rule(None, 1.5, device=True) == NEVER
+    assert spin_rule(None, 2.0, device=True) == spin_rule(None, 2.0, device=False) == SpinRule(0.0002, between=False)
+    assert spin_rule(None, 16.0, device=False) == SpinRule(0.0002, between=True)
+    assert spin_rule(None, 16.0, device=True) == SpinRule(0.001, between=True)
+
+
+def test_what_was_asked_for_holds_on_any_machine() -> None:
+    assert spin_rule(0.0, 16.0, device=True).seconds == 0.0
+    assert spin_rule(0.00005, 1.0, device=False) == SpinRule(0.00005, between=False)
