@@ -22,7 +22,7 @@ elseif ready ~= nil and ready.status == "True" then
   hs.message = ready.message
 elseif progressing ~= nil and progressing.status == "False" and
     (progressing.reason == "Paused" or progressing.reason == "StepPaused" or progressing.reason == "AwaitingPromotion"
-     or progressing.reason == "TargetFailed" or progressing.reason == "ScaledToZero") then
+     or progressing.reason == "ScaledToZero") then
   hs.status = "Suspended"
   hs.message = progressing.message
 elseif ready ~= nil then

@@ -34,6 +34,8 @@ CONDITIONS: Mapping[str, str] = {
 }
 
 MOVES: Mapping[str, Advice] = {
+    "Resolving": Advice("A Job fetches the source, checks it, and looks for engines of its revision."),
+    "Building": Advice("A Job builds the engine and measures it; status shows its stage."),
     "Resolved": Advice("The source was fetched and checked, and its revision is known."),
     "Built": Advice("The engine of this revision exists for every target."),
     "Deploying": Advice(

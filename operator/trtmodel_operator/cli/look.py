@@ -61,7 +61,8 @@ def tree(model: Json, workers: Sequence[Worker] = ()) -> Line:
             f"{name}: no operator has looked at it yet: is one installed, and may it see this namespace?", Mood.WARN
         )
     head = f"{name} {plain(status.get('phase', ''))}"
-    if summary := plain(status.get("summary", "")):
+    summary = plain(status.get("summary", ""))
+    if summary and summary != plain(status.get("phase", "")):
         head += f": {summary}"
     below = [*_state(model), _revisions(model), *_step(model)]
     below += [_target(model, target, workers) for target in listed(status.get("targets"))]
@@ -161,7 +162,10 @@ def _state(model: Json) -> Iterator[Line]:
     for found in _matters(model):
         mood = Mood.BAD if found.get("type") in ("Stalled", "Available") else Mood.WARN
         moving = found.get("type") == "Ready" and condition(model, "Progressing").get("status") == "True"
-        text = f"{'why it waits' if moving else plain(found.get('reason'))}: {plain(found.get('message', ''))}"
+        sentence = str(_mapping(memory(model).get("step")).get("sentence") or "")  # has its own line: see _step
+        message = str(found.get("message", ""))
+        message = message.replace(sentence, "see below") if sentence and revision(model, "candidate") else message
+        text = f"{'why it waits' if moving else plain(found.get('reason'))}: {plain(message)}"
         known = advice.of(str(found.get("reason")))
         below = (Line(f"what to do: {known.todo}", Mood.GOOD),) if known and not moving else ()
         yield Line(text, Mood.MOVES if moving else mood, below)
@@ -195,8 +199,10 @@ def _step(model: Json) -> Iterator[Line]:
     if sentence := plain(step.get("sentence") or ""):
         verdict = plain(step.get("verdict") or "")
         mood = {"Pass": Mood.GOOD, "Fail": Mood.BAD}.get(verdict, Mood.MOVES)
-        figures = plain(step.get("figures") or "")
-        below.append(Line(f"analysis {verdict}: {sentence}{f' ({figures})' if figures else ''}", mood))
+        below.append(Line(f"{f'analysis {verdict}'.strip()}: {sentence}", mood))
+    for check in listed(step.get("checks")):
+        mood = {"Pass": Mood.GOOD, "Fail": Mood.BAD}.get(str(check.get("verdict")), Mood.MOVES)
+        below.append(Line(plain(f"query {check.get('name')} {check.get('verdict')}: {check.get('sentence')}"), mood))
     below += [
         Line(f"target {plain(t)} went back: {plain(why)}", Mood.BAD) for t, why in _mapping(step.get("failed")).items()
     ]

@@ -16,7 +16,7 @@ EXIT_PERSON = 4  # it waits for a person: paused, or the promotion is Manual
 EXIT_LATE = 124  # as timeout(1) has it
 EXIT_INTERRUPTED = 130
 
-FOR_A_PERSON = frozenset({reasons.PAUSED, reasons.STEP_PAUSED, reasons.AWAITING_PROMOTION, reasons.TARGET_FAILED})
+FOR_A_PERSON = frozenset({reasons.PAUSED, reasons.STEP_PAUSED, reasons.AWAITING_PROMOTION})
 
 
 @dataclass(frozen=True)

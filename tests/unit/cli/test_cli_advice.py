@@ -11,8 +11,9 @@ from trtmodel_contract.control import DEVICE_LOST
 from trtmodel_contract.jobs import Reason
 from trtmodel_operator import conditions, reasons
 from trtmodel_operator.adapters import observe
-from trtmodel_operator.cli import advice
+from trtmodel_operator.cli import advice, dispatch
 from trtmodel_operator.decide import jobs, safety
+from trtmodel_operator.model import Stage
 
 ROOT = Path(__file__).parents[3]
 DOCS = ROOT / "docs"
@@ -20,7 +21,8 @@ sys.path.insert(0, str(DOCS))
 
 import generate  # noqa: E402 - found by the line above
 
-OWN = {value for name, value in vars(reasons).items() if name.isupper()}
+STAGES = {Stage.RESOLVING.value, Stage.BUILDING.value}  # of a Job that runs: its stage is the reason
+OWN = STAGES | {value for name, value in vars(reasons).items() if name.isupper()}
 JOBS = {reason.value for reason in Reason}
 CLUSTER = {"Unschedulable", "ImagePullBackOff", "OOMKilled", "DeadlineExceeded", "CrashLoopBackOff", "Evicted"}
 WORKERS = {"SignatureInvalid", "NotStarted", "HostNotStarted", "FetchTimeout", "StorageStuck", DEVICE_LOST}
@@ -85,6 +87,12 @@ def test_every_page_can_be_reached_from_the_readme() -> None:
             elif file.suffix == ".md" and file.is_file():
                 waiting.append(file)
     assert {str(p.relative_to(ROOT)) for p in DOCS.rglob("*.md") if p not in seen} == set()
+
+
+def test_the_page_about_the_command_has_every_command() -> None:
+    page = (DOCS / "kubectl.md").read_text()
+    commands = [*dispatch.CLUSTER, *dispatch.OTHERS, *dispatch.CACHE]
+    assert [name for name in commands if f"`{name}" not in page and f" {name}" not in page] == []
 
 
 def test_every_line_of_the_threat_table_names_tests_that_exist() -> None:
