@@ -63,8 +63,9 @@ class TensorRtLane:
             self.capture(self._loaded.signature.shapes(inputs))
         return self._bind(inputs, allocate)
 
-    def capture(self, shapes: Shapes) -> None:
-        """Make a graph for these shapes, if one can be made that answers what the plain context answers."""
+    def capture(self, shapes: Shapes, *, proved: bool = True) -> None:
+        """Make a graph for these shapes, if one can be made that answers what the plain context answers; if not
+        `proved` now, then by `prove`, before it serves."""
         if shapes in self._graphs or shapes in self._plain_only:
             return
         profile = self._loaded.signature.profile(shapes)
@@ -73,7 +74,8 @@ class TensorRtLane:
                 raise NotCaptured(f"there are {_MOST_GRAPHS} graphs already")
             graph = graphs.capture(self._loaded, self._place, profile, shapes)
             self._graphs[shapes] = graph
-            self._prove(shapes)
+            if proved:
+                self._prove(shapes)
         except NotCaptured as e:
             self._plain_only.add(shapes)
             log.info("shapes %s run without a CUDA graph: %s", [list(shape) for shape in shapes], e)

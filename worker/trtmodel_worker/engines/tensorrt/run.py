@@ -94,9 +94,10 @@ class TensorRtEngine:
         return lane
 
     def _equip(self, lane: TensorRtLane) -> TensorRtLane:
-        """Give it the graphs that the other lanes have, and prove all of them."""
+        """Give it the graphs that the other lanes have, and prove all of them: once, for beside traffic every run of
+        the preparation holds up requests."""
         for shapes in self._shapes:
-            lane.capture(shapes)
+            lane.capture(shapes, proved=False)
         lane.prove()
         lane.preparing = False
         return lane
