@@ -17,7 +17,7 @@ from trtmodel_contract.jobs import Reason
 from trtmodel_operator.ports import ClusterError, Conflict
 from trtmodel_operator.queue import BACKOFF_FIRST, BACKOFF_MOST
 from trtmodel_operator.reconcile import Reconciler
-from world import Ports, World
+from world import Hooks, Ports, World
 
 Condition = Callable[[World], bool]
 Act = Callable[[World], None]
@@ -116,6 +116,10 @@ def about_to_pass(world: World) -> bool:
         return False
     tried = [w.windows.get(window, {}).get(w.routes.candidate) for w in world.workers.values() if w.routes.candidate]
     return 130 <= sum(counts.ok for counts in tried if counts is not None) < 150
+
+
+def _awaiting(world: World) -> bool:
+    return world.condition("Progressing")[1] == "AwaitingConfirmation"
 
 
 def waited(seconds: float) -> Condition:
@@ -394,6 +398,20 @@ _SHARES = {**SPEC, "rollout": {**SPEC["rollout"], "steps": [_MIRROR, _QUARTER, {
 _PAUSE = [{"workers": 1, "hold": "15s", "pause": True}, {"workers": "50%", "hold": "10s"}]
 _PAUSING = {**SPEC, "rollout": {**SPEC["rollout"], "steps": _PAUSE}}
 _MANUAL = {**SPEC, "rollout": {**SPEC["rollout"], "promotion": "Manual"}}
+_HOOKS = {
+    stage: {
+        **SPEC,
+        "rollout": {
+            **SPEC["rollout"],
+            "analysis": {
+                **SPEC["rollout"]["analysis"],
+                "webhooks": [{"name": "ok", "stage": f"Confirm{stage}", "url": "https://x"}],
+            },
+        },
+    }
+    for stage in ("Rollout", "Promotion")
+}
+_UNCONFIRMED = ((_UP, sets(confirms=False)), (at_once, applies(B)), (_awaiting, sets(confirms=True)))
 OTHER_SPECS: dict[str, tuple[dict[str, Any], Script]] = {
     "two targets, good update": (_TWO, ((_UP, applies(B)),)),
     "two targets, failing update": (_TWO, ((_UP, applies("s3://m/failing")),)),
@@ -441,6 +459,9 @@ OTHER_SPECS: dict[str, tuple[dict[str, Any], Script]] = {
         ),
     ),
     "manual promotion": (_MANUAL, ((_UP, applies(B)), (phase("Paused"), commands("promote#1")))),
+    "rollout that a webhook confirms late": (_HOOKS["Rollout"], _UNCONFIRMED),
+    "promotion that a webhook confirms late": (_HOOKS["Promotion"], _UNCONFIRMED),
+    "promotion that a webhook never confirms": (_HOOKS["Promotion"], _UNCONFIRMED[:2]),
     "manual promotion, aborted instead": (_MANUAL, ((_UP, applies(B)), (phase("Paused"), commands("abort#1")))),
     "first rollout without workers": (_NONE, ((phase("ScaledToZero"), edits(serving__replicas=2)),)),
     "fleet of one, good update": (_ALONE, ((_UP, applies(B)),)),
@@ -495,7 +516,8 @@ class Run:
         self.passes += 1
         assert self.passes < MOST_PASSES, f"no end after {MOST_PASSES} passes: {self.world.model}"
         try:
-            wanted = await Reconciler(ports, ports, ports, ports, ports, "worker:1").reconcile(KEY)
+            hooks = Hooks(ports.world)
+            wanted = await Reconciler(ports, ports, ports, ports, ports, "worker:1", inquiries=hooks).reconcile(KEY)
         except (Conflict, ClusterError) as e:
             self.failures += 1
             return max(getattr(e, "retry_after", 0.0), min(BACKOFF_MOST, BACKOFF_FIRST * 2.0 ** (self.failures - 1)))

@@ -54,7 +54,9 @@ NOTICED: dict[str, str] = {
     "wait_for_person before prepare": "step that pauses, scaled out meanwhile, then resumed",
     "advance before wait_for_person": "step that pauses, then resumed",
     "watch before advance": "good update",
-    "promote before watch": "good update",
+    "without confirm_promotion": "promotion that a webhook confirms late",
+    "confirm_promotion before watch": "promotion that a webhook confirms late",
+    "promote before confirm_promotion": "promotion that a webhook confirms late",
 }
 NO_DIFFERENCE: dict[str, str] = {
     "adopt_what_runs before deleting": "what is being deleted is adopted first, which is a memory and no effect",

@@ -36,7 +36,7 @@ from trtmodel_contract.jobs import (
 )
 from trtmodel_contract.signing import Signature
 from trtmodel_operator.manifests import LABEL_TARGET
-from trtmodel_operator.model import Decision, Memory, Observed
+from trtmodel_operator.model import Answer, Decision, Lookup, Memory, Observed, WebhookSpec
 from trtmodel_operator.ports import ClusterError, Conflict, Json, Key, WorkerError
 
 T = TypeVar("T")
@@ -77,6 +77,8 @@ class World:
         self.out_of_memory = False  # Jobs are killed for it
         self.traffic = TRAFFIC
         self.node = ""  # where new pods of workers go
+        self.confirms = True  # what webhooks answer, to those questions that were asked
+        self.asked: tuple[str, ...] = ()
         self.jobs_created: tuple[str, ...] = ()
         self.jobs_deleted: tuple[str, ...] = ()
         self.caps: dict[tuple[str, str], int] = {}  # target, revision on trial -> workers that may answer with it
@@ -118,6 +120,7 @@ class World:
             frozenset(self.bucket),
             tuple(self.sources.values()),
             (self.storage_down, self.image_missing, self.no_node, self.out_of_memory, self.traffic, self.node),
+            (self.confirms, self.asked),
             self._pods_made,
             frozenset(self.jobs_created),
             frozenset(self.jobs_deleted),
@@ -506,6 +509,23 @@ def _share(workers: int | str, n: int) -> int:
     return max(1, min(n - 1, asked))
 
 
+class Hooks:
+    """The port Inquiries: people's own systems, which are asked beside the passes and answer before the next."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+
+    def answers(self, key: Key) -> tuple[Answer, ...]:
+        error = "" if self.world.confirms else "it says no"
+        return tuple(Answer(k, self.world.time, yes=self.world.confirms, error=error) for k in self.world.asked)
+
+    def follow(self, key: Key, lookups: Sequence[Lookup]) -> None:
+        self.world.asked = tuple(lookup.key for lookup in lookups)
+
+    def tell(self, hook: WebhookSpec, key: str, body: str) -> None:
+        pass
+
+
 class Ports:
     """What one operator process sees of the world: the ports Cluster, Workers, Signer, Clock and Metrics. Every call
     that leaves the process goes through `before` and `after`, which do nothing here."""
@@ -565,7 +585,7 @@ class Ports:
     async def send(self, ip: str, uid: str, request: DesiredRequest) -> None:
         await self._call("send", lambda: self.world.send(uid, request))
 
-    def follow(self, key: Key, workers: Mapping[str, tuple[str, int]]) -> None:
+    def follow(self, key: Key, workers: Mapping[str, tuple[str, int]], *, closely: bool = True) -> None:
         pass
 
     def sign(self, payload: bytes) -> Signature:

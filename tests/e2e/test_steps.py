@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,7 +44,7 @@ class Served:
     rows: Iterator[int] = field(default_factory=lambda: itertools.count(MOST_ROWS - 1, -1))
     commands: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
-    def roll_out(self, **rollout: Json) -> str:
+    def roll_out(self, **rollout: Any) -> str:
         """Another revision of the same model, by this plan; its name, when workers are told of it."""
         shapes = {"min": [1, 2048], "opt": [1, 2048], "max": [next(self.rows), 2048]}
         self.world.patch(
