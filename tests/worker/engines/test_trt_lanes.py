@@ -156,6 +156,28 @@ def test_a_graph_that_later_captures_have_changed_is_given_up(world):
     assert np.array_equal(run_bound(lane, 3), np.full((1, 4), 6, np.float32))
 
 
+def test_what_computes_before_an_engine_serves_runs_in_pieces_with_rests_between(new):
+    engine = new.load(2)
+    lanes = [engine.create_lane() for _ in range(2)]
+    for rows in (1, 2):
+        lanes[0].bind(row_of(0, rows), allocate_anew)
+    pieces = []
+
+    def runs():
+        return new.gpu.enqueued + new.gpu.launched
+
+    def paced(work):
+        before = runs()
+        work()
+        pieces.append(runs() - before)
+
+    before = runs()
+    engine.serve_from(memoryview(np.zeros(64, np.uint8)), paced)
+    assert [len(lane.captured) for lane in lanes] == [2, 2]
+    assert sum(pieces) == runs() - before > 0
+    assert max(pieces) <= 4  # a capture or a proof of one shape, of one lane
+
+
 def test_an_engine_that_cannot_be_captured_runs_without_graphs(world, caplog):
     world.gpu.capturable = False
     with caplog.at_level("INFO"):

@@ -116,14 +116,22 @@ class Engine(Protocol):
     def create_lane(self) -> Lane: ...
 
 
+Paced = Callable[[Callable[[], object]], object]
+"""Runs a piece of work, and rests after it where requests are answered meanwhile."""
+
+
+def at_once(work: Callable[[], object]) -> None:
+    work()
+
+
 @runtime_checkable
 class ServingEngine(Protocol):
     """An engine that wants to know when its preparation is over, and where requests will lie."""
 
-    def serve_from(self, memory: memoryview) -> None:
+    def serve_from(self, memory: memoryview, paced: Paced = at_once) -> None:
         """Called once: every lane is made, warm and proved. Inputs and outputs will lie in `memory` from now on, which
-        stays mapped until the process ends; a request must not pay for what could be made before. Raises
-        EngineError."""
+        stays mapped until the process ends; a request must not pay for what could be made before. What computes runs
+        `paced`. Raises EngineError."""
         ...
 
 

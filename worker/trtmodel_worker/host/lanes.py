@@ -32,6 +32,7 @@ from trtmodel_worker.engines.base import (
 )
 from trtmodel_worker.host import strings
 from trtmodel_worker.host.arena import ALIGNMENT, MAX_BYTES_TENSOR, Arena, align
+from trtmodel_worker.host.pace import Pace
 from trtmodel_worker.host.proving import Sample, compare
 from trtmodel_worker.host.warming import warm_once
 from trtmodel_worker.host.wire import (
@@ -122,11 +123,11 @@ class LaneMaker:
         with self._lock:
             return self._engine.create_lane()
 
-    def serve_from(self, memory: memoryview) -> None:
+    def serve_from(self, memory: memoryview, pace: Pace) -> None:
         """Preparation is over, for an engine that wants to know. Raises EngineError."""
         if isinstance(self._engine, ServingEngine):
             with self._lock:
-                self._engine.serve_from(memory)
+                self._engine.serve_from(memory, pace.run)
 
     def replace(self, free: Callable[[], None]) -> Lane:
         """A lane, run once, in place of the one that `free` lets go of. Raises EngineError."""

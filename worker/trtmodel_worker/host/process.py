@@ -115,7 +115,7 @@ def _prepare(config: HostConfig) -> tuple[Ready, list[LaneServer]]:
     warmed = time.perf_counter()
     arena = Arena(config.arena_fd, config.arena_size)
     try:
-        maker.serve_from(arena.view)
+        maker.serve_from(arena.view, pace)
         samples = read_samples(manifest, goldens)
         del goldens
         self_test(lanes, samples, manifest.outputs, pace)

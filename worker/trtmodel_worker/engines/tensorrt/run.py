@@ -10,7 +10,7 @@ from typing import Any
 
 from trtmodel_contract.identity import Profile
 
-from trtmodel_worker.engines.base import CannotLoad, DeviceLost, OutOfMemory, Recoverable, Sticky
+from trtmodel_worker.engines.base import CannotLoad, DeviceLost, OutOfMemory, Paced, Recoverable, Sticky, at_once
 from trtmodel_worker.engines.onnxruntime.machine import cpu_quota
 from trtmodel_worker.engines.tensorrt import callbacks, compat
 from trtmodel_worker.engines.tensorrt.compat import ICudaEngine, Runtime, Trt
@@ -74,16 +74,16 @@ class TensorRtEngine:
             raise Recoverable(f"{text}: this host has to be replaced")
         return self._equip(self._make())
 
-    def serve_from(self, memory: memoryview) -> None:
+    def serve_from(self, memory: memoryview, paced: Paced = at_once) -> None:
         """See the ServingEngine protocol."""
         self._pin(memory)
         lanes = list(self._lanes)
         self._shapes = tuple(dict.fromkeys(shapes for lane in lanes for shapes in lane.captured))
         for lane in lanes:
-            self._equip(lane)
+            self._equip(lane, paced)
         if not self._caps.contexts_beside_serving:
             try:
-                self._spare = self._equip(self._make())
+                self._spare = self._equip(self._make(), paced)
             except OutOfMemory as e:
                 log.warning("there is no memory for a spare lane, so a lane that fails ends this host: %s", e)
         self._serving = True
@@ -93,12 +93,13 @@ class TensorRtEngine:
         self._lanes.add(lane)
         return lane
 
-    def _equip(self, lane: TensorRtLane) -> TensorRtLane:
+    def _equip(self, lane: TensorRtLane, paced: Paced = at_once) -> TensorRtLane:
         """Give it the graphs that the other lanes have, and prove all of them: once, for beside traffic every run of
         the preparation holds up requests."""
         for shapes in self._shapes:
-            lane.capture(shapes, proved=False)
-        lane.prove()
+            paced(functools.partial(lane.capture, shapes, proved=False))
+        for shapes in lane.captured:
+            paced(functools.partial(lane.prove, shapes))
         lane.preparing = False
         return lane
 
