@@ -102,6 +102,9 @@ def test_the_operator_is_told_everything_by_its_environment(helm: Helm) -> None:
         "TRTMODEL_MAX_BUILDS": "0",
         "TRTMODEL_JOB_PRIORITY_CLASS": "trtmodel-operator-builds",
         "TRTMODEL_KEY_MAX_AGE_DAYS": "0",
+        "TRTMODEL_COLLECT_EVERY_HOURS": "0",
+        "TRTMODEL_COLLECT_DELETE": "false",
+        "TRTMODEL_COLLECT_GRACE_HOURS": "48",
         "TRTMODEL_ALLOWED_ADDRESSES": "",
         "TRTMODEL_PROMETHEUS_ADDRESS": "",
     }

@@ -92,7 +92,7 @@ tolerations: {{- toYaml . | nindent 2 }}
 {{- $default := list (dict "maxSkew" 1 "topologyKey" "kubernetes.io/hostname" "whenUnsatisfiable" "ScheduleAnyway") -}}
 {{- $all := list -}}
 {{- range .Values.topologySpreadConstraints | default $default -}}
-{{- $all = append $all (merge (dict) . $mine) -}}
+{{- $all = append $all (ternary . (merge (dict) . $mine) (hasKey . "labelSelector")) -}}
 {{- end -}}
 {{ toYaml $all }}
 {{- end -}}
@@ -138,12 +138,14 @@ none. Each verb is a call in operator/trtmodel_operator/adapters; a test compare
   resources: [services]
   verbs:
   - list  # children of a model
+  - watch  # the informer
   - create  # before the workers, by server-side apply
   - patch
 - apiGroups: [""]
   resources: [configmaps]
   verbs:
-  - list  # children of a model
+  - list  # children of a model; only those with the operator's label are asked for
+  - watch  # the informer
   - create  # boot pointers and public keys, by server-side apply
   - patch
   - delete  # the pointer of a target that the spec names no more
