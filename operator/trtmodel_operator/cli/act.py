@@ -63,24 +63,22 @@ def ended(verb: str, guarded: str, model: Json) -> Outcome | None:
 def _answer(at: Connection, name: str, uid: str, text: str) -> orders.Answer | None:
     """From the event, which follows the status that it is about; else from what status remembers."""
     deadline = time.monotonic() + ANSWER_SECONDS
-    remembered_at: float | None = None
-    while True:
-        if found := orders.answer(at.events(uid), text):
-            return found
-        now = time.monotonic()
-        if remembered_at is None and memory(at.get(name)).get("command") == text:
-            remembered_at = now
-        if remembered_at is not None and now - remembered_at >= EVENT_SECONDS:
-            return orders.Answer(True, "the operator has taken it; its event was lost")
-        if now >= deadline:
+    while memory(show.patiently(at, name, deadline)).get("command") != text:
+        if time.monotonic() >= deadline:
             return None
-        time.sleep(min(show.POLL_SECONDS, 0.5))
+        time.sleep(min(show.POLL_SECONDS, 0.3))
+    deadline = time.monotonic() + EVENT_SECONDS
+    while (found := orders.answer(at.events(uid), text)) is None:
+        if time.monotonic() >= deadline:
+            return orders.Answer(True, "the operator has taken it; its event was lost")
+        time.sleep(min(show.POLL_SECONDS, 0.3))
+    return found
 
 
 def _until(at: Connection, name: str, deadline: float, done: Callable[[Json], Outcome | None]) -> Outcome | None:
     told = ""
     while True:
-        model = at.get(name)
+        model = show.patiently(at, name, deadline)
         if (found := done(model)) is not None:
             return found
         if time.monotonic() >= deadline:

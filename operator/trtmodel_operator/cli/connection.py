@@ -36,7 +36,9 @@ class Connection:
         try:
             loaded = _configuration(kubeconfig, context)
         except (config.ConfigException, OSError) as e:
-            raise Failed(f"no cluster: {plain(e)}. Name one with --kubeconfig, KUBECONFIG or --context") from e
+            raise Failed(
+                f"no cluster: {plain(e).rstrip('.')}. Name one with --kubeconfig, KUBECONFIG or --context"
+            ) from e
         self.namespace = namespace or loaded[1] or "default"
         settings = loaded[0]
         settings.retries = False
@@ -145,7 +147,7 @@ class Connection:
         except ApiException as e:
             raise Refused(e.status, _said(e.body or e.reason)) from e
         except (urllib3.exceptions.HTTPError, OSError) as e:
-            raise Failed(f"{self._host} cannot be reached: {plain(e)}") from e
+            raise Failed(f"{self._host} cannot be reached: {plain(e)}", passing=True) from e
         if not 200 <= answer.status < 300:
             raise Refused(answer.status, _said(answer.data or b""))
         return answer
@@ -155,7 +157,7 @@ class Refused(Failed):
     """The API server's answer, in its own words. `status` is HTTP's."""
 
     def __init__(self, status: int, text: str) -> None:
-        super().__init__(text)
+        super().__init__(text, passing=status == 429 or status >= 500)
         self.status = status
 
 

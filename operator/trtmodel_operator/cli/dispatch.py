@@ -43,6 +43,7 @@ LOCAL: Mapping[str, str] = {
     "copy": "copy an engine to another namespace, bucket or cluster",
     "collect": "remove from a bucket what nothing needs",
 }
+BUILDER = ("check", "build", "verify", "serve")
 CACHE: Mapping[str, str] = {"list": "artifacts", "collect": "collect", "copy": "copy", "revoke": "revoke"}
 OTHERS: Mapping[str, str] = {
     "cache": f"the bucket: cache {'|'.join(CACHE)}",
@@ -64,13 +65,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(product_version())
         return 0
     if command in CLUSTER:
-        return _call("trtmodel_operator.cli.run", "run", words, prog)
+        return _call("cli", "trtmodel_operator.cli.run", "run", words, prog)
     if command in LOCAL:
-        return _call(ALONE, "main", words)
+        return _call("builder" if command in BUILDER else "worker", ALONE, "main", words)
     if command == "cache":
         return _cache(words[1:], prog)
     if command in ("completion", "__complete"):
-        return _call("trtmodel_operator.cli.complete", "main", words)
+        return _call("cli", "trtmodel_operator.cli.complete", "main", words)
     hint = "the command comes first, then its options" if command.startswith("-") else "there is no such command"
     print(f"{prog}: {command!r}: {hint}. See {prog} --help", file=sys.stderr)
     return EXIT_USAGE
@@ -90,17 +91,17 @@ def usage(prog: str) -> str:
 
 def _cache(words: Sequence[str], prog: str) -> int:
     if words and words[0] in CACHE:
-        return _call(ALONE, "main", [CACHE[words[0]], *words[1:]])
+        return _call("worker", ALONE, "main", [CACHE[words[0]], *words[1:]])
     for name, command in CACHE.items():
         print(f"{prog} cache {name:8} {LOCAL[command]}", file=sys.stdout if words else sys.stderr)
     return 0 if words and words[0] in ("-h", "--help") else EXIT_USAGE
 
 
-def _call(module: str, function: str, *arguments: object) -> int:
+def _call(extra: str, module: str, function: str, *arguments: object) -> int:
+    """`extra` is what pip installs for it."""
     try:
         loaded = importlib.import_module(module)
     except ModuleNotFoundError as e:
-        extra = "worker" if module == ALONE else "cli"
         print(f"trtmodel: {e.name} is not installed: pip install 'trtmodel[{extra}]'", file=sys.stderr)
         return EXIT_USAGE
     code: int = getattr(loaded, function)(*arguments)

@@ -188,11 +188,15 @@ def _step(model: Json) -> Iterator[Line]:
     steps = listed(_mapping(_mapping(model.get("spec")).get("rollout")).get("steps")) or DEFAULT_STEPS
     index = step.get("index")
     number = index if isinstance(index, int) else 0
-    if number < len(steps):
+    if step.get("back"):
+        text = f"workers load {revision(model, 'candidate')}, to which a person goes back"
+    elif number < len(steps):
         plan = steps[number]
         dose = "".join(f", {name} {plan[name]}" for name in ("weight", "shadow") if plan.get(name))
         text = f"step {number + 1}/{len(steps)}: workers {plan.get('workers')}{dose}"
         text += f", held {span(float(step.get('held') or 0))} of {plan.get('hold', '2m')}" if step.get("routed") else ""
+        text += ", then it waits for a person" if plan.get("pause") else ""
+        text += "; too few requests: golden samples run" if step.get("synthetic") else ""
     else:
         text = "all workers are prepared for the promotion"
     below = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ from trtmodel_operator.cli.words import Failed, plain, span
 Json = dict[str, Any]
 
 POLL_SECONDS = 1.0
+ASK_AGAIN_SECONDS = 5.0
 ASKED_MOST = 20  # workers of one model that are asked what they serve
 
 
@@ -60,15 +62,16 @@ def explain(at: Connection, options: argparse.Namespace) -> int:
 def status(at: Connection, options: argparse.Namespace) -> int:
     """Once, again and again, or until it has ended."""
     deadline = time.monotonic() + options.timeout if options.timeout else None
+    until = deadline if deadline is not None else math.inf if options.watch else 0.0
     told = ""
+    asked = _Asked(at)
     with _screen(options) as draw:
         while True:
-            model = at.get(options.name)
+            model = patiently(at, options.name, until)
             ended = outcome(model)
             done = not options.watch if deadline is None else ended is not None or time.monotonic() >= deadline
             if options.watch or done:
-                workers = () if options.no_workers else ask_workers(at, model)
-                draw(model, workers)
+                draw(model, () if options.no_workers else asked.workers(model))
             if done:
                 break
             if deadline is not None and not options.watch:
@@ -77,6 +80,35 @@ def status(at: Connection, options: argparse.Namespace) -> int:
     if deadline is None:
         return EXIT_DONE
     return conclude(options.name, ended.code if ended else EXIT_LATE, ended.sentence if ended else "", options.timeout)
+
+
+def patiently(at: Connection, name: str, until: float) -> Json:
+    """The model. What passes (an API server that restarts) is waited out until that time. Raises Failed."""
+    told = False
+    while True:
+        try:
+            return at.get(name)
+        except Failed as e:
+            if not e.passing or time.monotonic() >= until:
+                raise
+            if not told:
+                print(f"{time.strftime('%H:%M:%S')} {plain(e)}: trying again", file=sys.stderr, flush=True)
+            told = True
+            time.sleep(POLL_SECONDS)
+
+
+class _Asked:
+    """What the workers said, asked again when status has news, and every few seconds."""
+
+    def __init__(self, at: Connection) -> None:
+        self._at, self._found = at, list[look.Worker]()
+        self._version, self._at_time = "", -math.inf
+
+    def workers(self, model: Json) -> list[look.Worker]:
+        version, now = str(model["metadata"].get("resourceVersion")), time.monotonic()
+        if version != self._version or now - self._at_time >= ASK_AGAIN_SECONDS:
+            self._found, self._version, self._at_time = ask_workers(self._at, model), version, now
+        return self._found
 
 
 def conclude(name: str, code: int, sentence: str, seconds: float) -> int:

@@ -10,11 +10,13 @@ _DURATION = re.compile(r"([0-9]{1,6})(h|ms|m|s)")
 
 
 class Failed(Exception):
-    """Ends the command. `code` is its exit code; the text names the cause and the way out."""
+    """Ends the command. `code` is its exit code; the text names the cause and the way out. `passing`: it may be gone at
+    the next try, so that who waits goes on."""
 
-    def __init__(self, text: str, code: int = 1) -> None:
+    def __init__(self, text: str, code: int = 1, *, passing: bool = False) -> None:
         super().__init__(text)
         self.code = code
+        self.passing = passing
 
 
 def plain(text: object) -> str:

@@ -67,6 +67,8 @@ def test_a_package_that_is_not_installed_is_named_with_its_extra(
 ) -> None:
     monkeypatch.setitem(sys.modules, "trtmodel_worker.alone.main", None)
     assert dispatch.main(["check", "model.onnx"]) == 2
+    assert "pip install 'trtmodel[builder]'" in capsys.readouterr().err
+    assert dispatch.main(["cache", "list", "s3://a/b"]) == 2
     assert "pip install 'trtmodel[worker]'" in capsys.readouterr().err
     monkeypatch.setitem(sys.modules, "kubernetes", None)
     monkeypatch.delitem(sys.modules, "trtmodel_operator.cli.connection", raising=False)

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 from aiohttp import web
 from cli_scene import Typed, as_object, event, put
-from decide_scene import A, B, busy, canary, digest, edited, later, serving
+from decide_scene import A, B, Scene, busy, canary, digest, edited, later, serving
 from fakes.api_server import FakeApiServer, Seen, refusal
 from test_conditions import SITUATIONS
+from test_decide_people import manual, with_pause
 from trtmodel_operator.cli import look, output
 from trtmodel_operator.cli.outcome import EXIT_DONE, EXIT_ENDED, EXIT_LATE, EXIT_PERSON
 
@@ -133,6 +134,17 @@ def test_a_pipeline_that_waits_learns_the_end_by_the_exit_code(
     assert ("it did not end within" in last) == (EXITS[name] == EXIT_LATE)
 
 
+@pytest.mark.parametrize(("scene", "command"), [(with_pause, "resume"), (manual, "promote")])
+def test_a_pipeline_goes_on_to_its_manual_stage_where_a_person_is_asked(
+    scene: Callable[[], Scene], command: str, api_server: FakeApiServer, trtmodel: Type
+) -> None:
+    put(api_server, scene())
+    shown = trtmodel("status", "magika", "--timeout", "30s")
+    assert shown.code == EXIT_PERSON
+    assert f"use the command {command}@{B} to go on" in shown.err.splitlines()[-1]
+    assert f"what to do: `kubectl trtmodel {command}`, or `abort`." in shown.out
+
+
 def test_an_end_of_an_older_spec_is_none_of_the_newest(api_server: FakeApiServer, trtmodel: Type) -> None:
     put(api_server, serving(A))
     model = api_server.get("trtmodels", "ml", "magika") or {}
@@ -172,6 +184,36 @@ def test_watching_prints_only_news_until_the_end(api_server: FakeApiServer, trtm
     assert shown.code == 0, shown
     heads = [line for line in shown.out.splitlines() if line.startswith("ml/magika")]
     assert [head.split()[1].rstrip(":") for head in heads] == ["Canary", "Serving"]
+
+
+def test_who_waits_outlasts_an_api_server_that_restarts(api_server: FakeApiServer, trtmodel: Type) -> None:
+    put(api_server, serving(A))
+    refused: list[Seen] = []
+
+    def restarts(seen: Seen) -> Any:
+        refused.append(seen)
+        return refusal(503, "it restarts") if len(refused) <= 3 else None
+
+    api_server.fault = restarts
+    shown = trtmodel("status", "magika", "--timeout", "30s", "--no-workers")
+    assert (shown.code, len(refused)) == (0, 4)
+    assert shown.err.count("it restarts: trying again") == 1
+    api_server.fault = lambda _: refusal(403, "you may not")
+    assert trtmodel("status", "magika", "--timeout", "30s").err == "trtmodel: you may not\n"
+
+
+def test_on_a_terminal_the_tree_is_drawn_over_the_last_one(
+    api_server: FakeApiServer, trtmodel: Type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(api_server, serving(A))
+    monkeypatch.setattr(output, "is_terminal", lambda: True)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "200")
+    for more in ((), ("-w", "--timeout", "30s")):
+        shown = trtmodel("status", "magika", *more)
+        assert shown.code == 0
+        assert "target default: 4 of 4 workers ready" in shown.out
+        assert "\x1b[32m" in shown.out, "what is well is green"
 
 
 def test_an_api_server_that_cannot_be_reached_is_told(
