@@ -92,7 +92,8 @@ tolerations: {{- toYaml . | nindent 2 }}
 {{- $default := list (dict "maxSkew" 1 "topologyKey" "kubernetes.io/hostname" "whenUnsatisfiable" "ScheduleAnyway") -}}
 {{- $all := list -}}
 {{- range .Values.topologySpreadConstraints | default $default -}}
-{{- $all = append $all (ternary . (merge (dict) . $mine) (hasKey . "labelSelector")) -}}
+{{- if not (hasKey . "labelSelector") }}{{ $_ := set . "labelSelector" (get $mine "labelSelector") }}{{ end -}}
+{{- $all = append $all . -}}
 {{- end -}}
 {{ toYaml $all }}
 {{- end -}}
