@@ -314,6 +314,7 @@ class WorkerProcess:
         routes: Routes | None = None,
         may_drain: bool = False,
         baseline: str = "",
+        synthetic: int = 0,
     ) -> Answer:
         self.sequence = self.sequence + 1 if sequence is None else sequence
         engines = [
@@ -322,7 +323,7 @@ class WorkerProcess:
             if artifact is not None
         ]
         routes = routes or Routes(stable.manifest_digest, candidate.manifest_digest if candidate else "", weight)
-        model = DesiredModel(tuple(engines), routes, window, may_drain, baseline)
+        model = DesiredModel(tuple(engines), routes, window, may_drain, baseline, synthetic)
         state = DesiredState(Fence(uid, self.sequence), {MODEL.name: model})
         return self.control("PUT", DESIRED_PATH, dumps(DesiredRequest(state, ttl)))
 

@@ -80,6 +80,16 @@ class Artifacts:
             raise
         return Payload(taken[0], tuple(taken[1:]))
 
+    def goldens(self, manifest: Manifest) -> list[bytes]:
+        """The golden samples alone. Raises Refused."""
+        found = []
+        for golden in manifest.golden:
+            data = self._fetch(golden.blob).read_bytes()
+            if hashlib.sha256(data).hexdigest() != golden.blob.digest:
+                raise Refused("DigestMismatch", f"golden sample {golden.blob.digest[:12]} was damaged", transient=True)
+            found.append(data)
+        return found
+
     def prune(self, keep: set[str]) -> None:
         """Drop cached files that no wanted engine needs."""
         prune(self._cache, keep)

@@ -116,6 +116,11 @@ class Swapper:
             self._expiry = asyncio.get_running_loop().call_later(candidate_ttl + 0.001, self.settle)
         self.settle()
 
+    @property
+    def synthetic(self) -> int:
+        """How many attempts each routed engine should have in the window; 0: those that come by themselves."""
+        return self._wanted.synthetic if self._wanted is not None else 0
+
     def report(self) -> tuple[EngineReport, ...]:
         return tuple(entry.report() for entry in self._entries.values())
 
@@ -380,4 +385,4 @@ class Swapper:
 
 def _without_windows(model: DesiredModel) -> DesiredModel:
     """What is asked of the engines: under which window attempts are counted is not."""
-    return replace(model, window="", baseline="")
+    return replace(model, window="", baseline="", synthetic=0)

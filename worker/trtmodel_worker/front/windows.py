@@ -13,14 +13,19 @@ KEPT_WINDOWS = 4
 class Counters:
     """Attempts of one engine in one window. Mutable, because it is written for every request."""
 
-    __slots__ = ("_mirror", "abandoned", "compute", "failed", "ok")
+    __slots__ = ("_mirror", "abandoned", "compute", "failed", "ok", "synthetic")
 
     def __init__(self) -> None:
         self.ok = 0
         self.abandoned = 0
+        self.synthetic = 0
         self.failed: dict[str, int] = {}
         self.compute: dict[str, dict[int, int]] = {}
         self._mirror: Mirror | None = None
+
+    @property
+    def attempts(self) -> int:
+        return self.ok + self.abandoned + sum(self.failed.values())
 
     def mirror(self) -> Mirror:
         """What is counted of shadow requests, apart from all others."""
@@ -47,6 +52,7 @@ class Counters:
             abandoned=self.abandoned,
             compute={bucket: dict(histogram) for bucket, histogram in self.compute.items()},
             shadow=self._mirror.snapshot() if self._mirror is not None else None,
+            synthetic=self.synthetic,
         )
 
 

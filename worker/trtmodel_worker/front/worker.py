@@ -30,8 +30,10 @@ from trtmodel_worker.front import pointer as pointers
 from trtmodel_worker.front.artifacts import Artifacts, Refused, authorize
 from trtmodel_worker.front.engine import Engine, EngineSettings
 from trtmodel_worker.front.fence import Held, Ruling, check, judge_request, pointer_counts
+from trtmodel_worker.front.golden import GoldenTraffic
 from trtmodel_worker.front.hostproc import HostFailed, Hosts, Machine, Payload
 from trtmodel_worker.front.memory import Free, HostMemory
+from trtmodel_worker.front.pulse import takes_time
 from trtmodel_worker.front.reading import Reading
 from trtmodel_worker.front.regions import Arenas
 from trtmodel_worker.front.room import MemoryRules
@@ -77,6 +79,7 @@ class Worker:
         self.arenas = Arenas((settings.lanes or MOST_LANES) * settings.hosts, settings.output_bytes)
         self.hosts = Hosts(settings.runtime, self._is_crowded)
         self.machine: Machine | None = None
+        self._cpus = usable_cpus()
         self.draining = False
         self.version = 1
         self._rules = Rules(
@@ -104,6 +107,10 @@ class Worker:
                         self._free_memory),
         )  # fmt: skip
 
+        self.golden = GoldenTraffic(
+            self.router, self.windows, lambda: self.swapper.synthetic, self._goldens, settings.request_seconds
+        )
+
     # -- life
 
     async def begin(self) -> None:
@@ -116,6 +123,7 @@ class Worker:
             asyncio.create_task(self._watch.run(), name="mounts"),
             asyncio.create_task(self.swapper.run(), name="swap"),
             asyncio.create_task(self._describe(), name="describe"),
+            asyncio.create_task(self.golden.run(), name="golden samples"),
             asyncio.create_task(self._watch_traffic(), name="traffic"),
             asyncio.create_task(self._watch_device(), name="device"),
         ]
@@ -267,7 +275,7 @@ class Worker:
             hang_seconds=settings.hang_seconds,
             health_seconds=settings.health_seconds,
             hedge_seconds=settings.hedge_seconds,
-            rules=replace(self._rules, spin=spin_rule(settings.spin_seconds, usable_cpus(), device=self._has_device())),
+            rules=replace(self._rules, spin=spin_rule(settings.spin_seconds, self._cpus, device=self._has_device())),
             auto=not settings.lanes and standing is None,
             paced=standing is not None and self._batches() != self._batches_before[0],
         )
@@ -276,8 +284,12 @@ class Worker:
         return self.machine is not None and bool(self.machine.driver)
 
     def _is_crowded(self) -> bool:
+        """A slice of a preparation would take a processor from requests: from those that run, or from the next one."""
         standing = self.swapper.standing
-        return standing is not None and standing.alive and not standing.scheduler.has_room
+        if standing is None or not standing.alive:
+            return False
+        serving = standing.scheduler
+        return takes_time(serving.running, serving.waiting, serving.lanes, self._cpus)
 
     async def _free_memory(self) -> Free:
         device = await asyncio.to_thread(device_memory)
@@ -294,6 +306,13 @@ class Worker:
         """Verified bytes."""
         read = functools.partial(artifacts.payload, manifest)
         return await threads.run(self.settings.prepare_seconds, "the artifact", read, Payload.close)
+
+    async def _goldens(self, manifest: Manifest) -> list[bytes]:
+        """Raises Refused."""
+        if self._artifacts is None:
+            raise Refused("NotStarted", "no engine was loaded yet", transient=True)
+        read = functools.partial(self._artifacts[1].goldens, manifest)
+        return await self._restarting.run(self.settings.prepare_seconds, "the golden samples", read, lambda _: None)
 
     def _open(self, storage: Storage) -> Artifacts:
         if self._artifacts is None or self._artifacts[0] != storage:
