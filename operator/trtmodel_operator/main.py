@@ -21,10 +21,15 @@ import kopf
 from trtmodel_contract.version import product_version
 
 from trtmodel_operator import logs
+from trtmodel_operator.adapters.addresses import Addresses, origins
 from trtmodel_operator.adapters.api import Api, configuration
+from trtmodel_operator.adapters.calls import Calls
 from trtmodel_operator.adapters.cluster import PLURAL, KubernetesCluster
+from trtmodel_operator.adapters.inquiries import HttpInquiries
 from trtmodel_operator.adapters.progress import HttpProgress
+from trtmodel_operator.adapters.prometheus import Prometheus
 from trtmodel_operator.adapters.signing import SigningKeyError, installation_id, load_or_create
+from trtmodel_operator.adapters.webhooks import Webhooks
 from trtmodel_operator.adapters.workers import HttpWorkers
 from trtmodel_operator.buildqueue import BuildQueue
 from trtmodel_operator.collector import Collector, CollectPolicy
@@ -175,6 +180,11 @@ async def run(settings: Settings) -> None:
         collector = Collector(cluster, collecting, job_policy, settings.worker_image, installation, clock.now)
         progress = HttpProgress()
         stack.push_async_callback(progress.close)
+        calls = Calls(Addresses([*settings.allowed_addresses, *origins(settings.prometheus_address)]))
+        stack.push_async_callback(calls.close)
+        inquiries = HttpInquiries(
+            Prometheus(calls, settings.prometheus_address), Webhooks(calls, signer, clock), clock, queue.add
+        )
         reconciler = Reconciler(
             cluster,
             workers,
@@ -184,6 +194,7 @@ async def run(settings: Settings) -> None:
             settings.worker_image,
             progress=progress,
             keys=rotation,
+            inquiries=inquiries,
             job_policy=job_policy,
             installation=installation,
         )
@@ -201,6 +212,7 @@ async def run(settings: Settings) -> None:
         async def stop() -> None:
             await controller.stop()
             await workers.close()
+            await inquiries.close()
             await cluster.close()
 
         controller.start()
