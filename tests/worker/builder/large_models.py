@@ -5,14 +5,17 @@ By hand, for the figures of the largest ones:  python tests/worker/builder/large
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper
+from trtmodel_contract.identity import EngineSettings
 
 WIDTH = 4096
 _EVERY = WIDTH * WIDTH * 4
@@ -79,6 +82,54 @@ def _varint(number: int) -> bytes:
     return bytes([*found, number])
 
 
+def build_job(path: Path, folder: Path) -> tuple[str, int, int]:
+    """(what the build Job of this model says, the most memory of its processes at one time, its most with the files
+    that they map), in bytes. Sampled; what is mapped can be dropped by the kernel at any time, the rest cannot."""
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    from job_harness import make_jobs, profiles, save_npz
+
+    rows = np.random.default_rng(2).normal(size=(16, WIDTH)).astype(np.float32)
+    engine = EngineSettings("ONNXRuntime", profiles=profiles("x", WIDTH, batches=(1, 2, 2)), simplify=True)
+    jobs = make_jobs(folder, path, save_npz(folder / "eval.npz", x=rows), engine=engine)
+    peaks, over = [0, 0], threading.Event()
+
+    def watch() -> None:
+        while not over.wait(0.02):
+            for i, found in enumerate(_memory_of_children()):
+                peaks[i] = max(peaks[i], found)
+
+    watching = threading.Thread(target=watch)
+    watching.start()
+    try:
+        _, result = jobs.build()
+    finally:
+        over.set()
+        watching.join()
+    return f"{result.reason.value}: {result.message}", peaks[0], peaks[1]
+
+
+def _memory_of_children() -> tuple[int, int]:
+    """(what is theirs alone, that and what they map of files), of all processes that this one has started, theirs
+    included."""
+    parents: dict[int, int] = {}
+    memory: dict[int, tuple[int, int]] = {}
+    for status in Path("/proc").glob("[0-9]*/status"):
+        try:
+            said = dict(line.split(":", 1) for line in status.read_text().splitlines() if ":" in line)
+        except OSError:
+            continue  # it ended
+        own, files = (int(said.get(name, "0").split()[0]) * 1024 for name in ("RssAnon", "RssFile"))
+        parents[int(status.parent.name)], memory[int(status.parent.name)] = int(said["PPid"]), (own, own + files)
+    total = [0, 0]
+    for pid, found in memory.items():
+        above = parents.get(pid)
+        while above not in (None, 0, os.getpid()):
+            above = parents.get(above)
+        if above == os.getpid():
+            total = [total[0] + found[0], total[1] + found[1]]
+    return total[0], total[1]
+
+
 def main() -> None:
     from trtmodel_worker.builder.check import examined
 
@@ -94,6 +145,12 @@ def main() -> None:
             print(f"{make.__name__}: {size:,} bytes, {seconds:.1f} s, peak memory {report.peak_bytes:,} bytes")
             for finding in report.findings:
                 print(f"  {finding.severity.value}: {finding.text}")
+            if make is external:
+                started = time.monotonic()
+                said, own, mapped = build_job(path, folder)
+                seconds = time.monotonic() - started
+                print(f"  resolve and build: {seconds:.0f} s, peak memory {own:,} bytes, {mapped:,} with mapped files")
+                print(f"  {said}", flush=True)
 
 
 if __name__ == "__main__":

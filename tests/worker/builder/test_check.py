@@ -252,8 +252,20 @@ def test_A13_a_model_that_no_plan_of_the_runtime_holds_is_refused_with_the_way_o
 ) -> None:
     path = models.linear(tmp_path / "m", width=4)
     assert run(path)
-    monkeypatch.setattr(OnnxBuilder, "most_weight_bytes", 59)
-    assert "the weights take 60 bytes, a plan of ONNXRuntime holds 59: use a smaller model" in refused(path).message
+    monkeypatch.setattr(OnnxBuilder, "most_weight_bytes", lambda *_: 59)
+    said = "the weights take 60 bytes, ONNXRuntime makes FP32 of at most 59: use FP32, a smaller model"
+    assert said in refused(path).message
+
+
+@pytest.mark.parametrize(
+    ("precision", "calibrated", "limited"),
+    [("FP32", False, False), ("FP16", False, True), ("INT8", True, True), ("INT8", False, False)],
+)
+def test_A13_only_a_precision_that_is_written_into_the_graph_has_a_limit(
+    precision: str, calibrated: bool, limited: bool
+) -> None:
+    most = OnnxBuilder().most_weight_bytes(EngineSettings("ONNXRuntime", precision=precision), calibrated)
+    assert (most < 2**31) is limited
 
 
 def test_text_inputs_are_refused_by_type(tmp_path: Path) -> None:

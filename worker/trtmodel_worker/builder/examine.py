@@ -20,6 +20,7 @@ import onnx
 from onnx import ModelProto, TensorProto, ValueInfoProto
 from trtmodel_contract.codec import dumps, loads
 from trtmodel_contract.gate import Task
+from trtmodel_contract.identity import EngineSettings
 from trtmodel_contract.jobs import Reason
 
 from trtmodel_worker.builder import outline, profiles, sniff, structure, walk, weights
@@ -29,6 +30,7 @@ from trtmodel_worker.builder.wanted import Request, Wanted
 from trtmodel_worker.engines import registry
 from trtmodel_worker.engines.building import Builder, Finding, Graph, GraphTensor, Rejected, Severity
 from trtmodel_worker.lifetime import end_with_parent
+from trtmodel_worker.protobuf import Damaged
 
 _QUANTIZERS = {"QuantizeLinear", "DequantizeLinear"}
 _WORDS = 500  # of a library, at most
@@ -43,9 +45,9 @@ _DATATYPES = {
 
 @runtime_checkable
 class Limited(Protocol):
-    """A Builder whose plans hold no more weights than this, in bytes."""
+    """A Builder that cannot build every model of any size."""
 
-    most_weight_bytes: int
+    def most_weight_bytes(self, settings: EngineSettings, calibrated: bool) -> int: ...
 
 
 def examine(request: Request) -> Report:
@@ -56,7 +58,7 @@ def examine(request: Request) -> Report:
         return Report((error(Reason.MODEL_INVALID, f"{what} is {hint}"),))
     try:
         read = outline.read(source)
-    except outline.Damaged as e:
+    except Damaged as e:
         return Report((error(Reason.MODEL_INVALID, f"{what} is not ONNX, or was cut off: {e}"),))
     if structure.is_empty(read.model):
         return Report((error(Reason.MODEL_INVALID, f"{what} is not ONNX: it holds no graph"),))
@@ -71,9 +73,8 @@ def _examine(read: outline.Outline, request: Request) -> Report:
     found = structure.check(model)
     of_weights, total = weights.check(read, Path(request.source))
     found += of_weights
-    if isinstance(builder, Limited) and total > builder.most_weight_bytes:
-        text = f"the weights take {total:,} bytes, a plan of {request.runtime} holds {builder.most_weight_bytes:,}"
-        found.append(error(Reason.MODEL_INVALID, text, "use a smaller model, or TensorRT"))
+    if isinstance(builder, Limited) and request.wanted is not None:
+        found += _check_size(total, builder, request.wanted)
     folder = Path(request.folder)
     path = folder / "outline.onnx"
     weights.write_holes(read, folder)
@@ -101,6 +102,14 @@ def _examine(read: outline.Outline, request: Request) -> Report:
         sum(1 for _ in walk.nodes(model)),
         total,
     )
+
+
+def _check_size(total: int, builder: Limited, wanted: Wanted) -> Iterator[Finding]:
+    most = builder.most_weight_bytes(wanted.engine, wanted.calibration_method is not None)
+    if total > most:
+        precision = wanted.engine.precision
+        text = f"the weights take {total:,} bytes, {wanted.engine.runtime} makes {precision} of at most {most:,}"
+        yield error(Reason.MODEL_INVALID, text, "use FP32, a smaller model, or TensorRT")
 
 
 def check_wanted(graph: Graph, quantized: bool, builder: Builder, wanted: Wanted) -> list[Finding]:

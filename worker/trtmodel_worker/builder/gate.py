@@ -24,6 +24,8 @@ from trtmodel_worker.builder.gate_shapes import batch_sizes, corners, fitted, sa
 from trtmodel_worker.builder.observed import Findings, Observer
 from trtmodel_worker.engines.base import Array, Lane, allocate_anew
 from trtmodel_worker.engines.building import Graph, Rejected
+from trtmodel_worker.engines.onnxruntime.run import unpacked_if_large
+from trtmodel_worker.storage.external import size_of_model
 
 SIZE_SAMPLES = 16  # at least, per batch size: one sample that tips a rounding should not decide
 
@@ -39,6 +41,7 @@ class Reference:
         options.inter_op_num_threads = 1
         options.log_severity_level = 3
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        unpacked_if_large(options, size_of_model(source))
         try:
             self._session = ort.InferenceSession(str(source), options, providers=["CPUExecutionProvider"])
         except Exception as e:

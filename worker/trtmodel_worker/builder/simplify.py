@@ -34,6 +34,7 @@ from trtmodel_worker.engines.onnxruntime.inspect import inspect
 from trtmodel_worker.engines.onnxruntime.machine import cpu_quota
 from trtmodel_worker.engines.onnxruntime.run import session_options
 from trtmodel_worker.lifetime import end_with_parent
+from trtmodel_worker.storage.external import size_of_model
 
 LIBRARY = "onnxslim"
 TOLERANCE = 1e-4  # of an output's greatest value: folding takes sums in another order
@@ -75,6 +76,9 @@ def source(
 
 def _run(original: Path, simplified: Path) -> tuple[int, int]:
     """Nodes before and after."""
+    size = size_of_model(original)
+    if size > MOST_BYTES:
+        raise _Unused(f"{LIBRARY} holds a model in memory as one message of at most 2 GiB, this one has {size:,} bytes")
     arguments = ["trtmodel_worker.builder.simplify", str(original), str(simplified)]
     ended = run_module(arguments, MOST_SECONDS)
     if ended.code != 0 or not simplified.exists():

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import faulthandler
 import logging
+import mmap
 import os
 import sys
 import time
@@ -221,7 +222,8 @@ def _fault_of_model(request: Request) -> str:
 
 
 def _load(request: Request, lanes: int) -> Engine:
-    plan = memoryview(Path(request.plan).read_bytes())
+    with Path(request.plan).open("rb") as f:  # as a host does
+        plan = memoryview(mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ))
     return registry.runtime(request.engine.runtime).load(plan, request.engine.profiles, lanes)
 
 

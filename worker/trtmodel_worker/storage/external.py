@@ -13,11 +13,11 @@ from pathlib import Path
 
 from trtmodel_contract.jobs import Reason
 
+from trtmodel_worker.protobuf import BYTES, VARINT, Field, fields
 from trtmodel_worker.storage.errors import StorageError
 
 DEEPEST = 64  # graphs in graphs; protobuf's own parser gives up at 100 messages
 MOST_FILES = 10_000
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 # message -> field -> message of that field; what is not listed is skipped
 _MODEL = {7: "graph", 25: "function"}
@@ -58,66 +58,40 @@ def inside(location: str, what: str) -> str:
     return posixpath.normpath(location)
 
 
+def size_of_model(model: Path) -> int:
+    """Bytes of a model with all its files, those that are there. Raises StorageError, ValueError as above."""
+    files = (model.parent / name for name in external_files(model, model.name))
+    return model.stat().st_size + sum(file.stat().st_size for file in files if file.exists())
+
+
 def _walk(data: mmap.mmap, inner: dict[int, str], at: int, end: int, depth: int) -> Iterator[tuple[str, str]]:
     if depth > DEEPEST:
         raise ValueError("nested too deep")
-    for number, wire, start, stop in _fields(data, at, end):
-        message = inner.get(number)
-        if message is None or wire != _BYTES:
+    for field in fields(data, at, end):
+        message = inner.get(field.number)
+        if message is None or field.kind != BYTES:
             continue
         if message == "tensor":
-            yield from _tensor(data, start, stop)
+            yield from _tensor(data, field.payload, field.end)
         else:
-            yield from _walk(data, _INSIDE[message], start, stop, depth + 1)
+            yield from _walk(data, _INSIDE[message], field.payload, field.end, depth + 1)
 
 
 def _tensor(data: mmap.mmap, at: int, end: int) -> Iterator[tuple[str, str]]:
     name, location, external = "", "", False
-    for number, wire, start, stop in _fields(data, at, end):
-        if number == _NAME and wire == _BYTES:
-            name = _text(data, start, stop)
-        elif number == _ENTRY and wire == _BYTES:
-            entry = {n: _text(data, a, b) for n, w, a, b in _fields(data, start, stop) if w == _BYTES}
+    for field in fields(data, at, end):
+        if field.number == _NAME and field.kind == BYTES:
+            name = _text(data, field)
+        elif field.number == _ENTRY and field.kind == BYTES:
+            entry = {f.number: _text(data, f) for f in fields(data, field.payload, field.end) if f.kind == BYTES}
             if entry.get(1) == "location":
                 location = entry.get(2, "")
-        elif number == _LOCATION and wire == _VARINT:
-            external = start == _EXTERNAL
+        elif field.number == _LOCATION and field.kind == VARINT:
+            external = field.value == _EXTERNAL
     if external:
         yield location, name
 
 
-def _text(data: mmap.mmap, start: int, end: int) -> str:
-    return data[start : min(end, start + 4096)].decode()  # a UnicodeDecodeError is a ValueError
-
-
-def _fields(data: mmap.mmap, at: int, end: int) -> Iterator[tuple[int, int, int, int]]:
-    """(number, wire type, start, end) of each field; for a varint its value stands in the place of start."""
-    while at < end:
-        key, at = _varint(data, at, end)
-        number, wire = key >> 3, key & 7
-        if wire == _VARINT:
-            value, at = _varint(data, at, end)
-            yield number, wire, value, value
-            continue
-        if wire == _BYTES:
-            length, at = _varint(data, at, end)
-        elif wire in (_FIXED64, _FIXED32):
-            length = 8 if wire == _FIXED64 else 4
-        else:
-            raise ValueError(f"wire type {wire}")
-        if length > end - at:
-            raise ValueError("cut off")
-        yield number, wire, at, at + length
-        at += length
-
-
-def _varint(data: mmap.mmap, at: int, end: int) -> tuple[int, int]:
-    value = shift = 0
-    while at < end and shift < 64:
-        byte = data[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, at
-        shift += 7
-    raise ValueError("cut off")
+def _text(data: mmap.mmap, field: Field) -> str:
+    # A UnicodeDecodeError is a ValueError.
+    return data[field.payload : min(field.end, field.payload + 4096)].decode()

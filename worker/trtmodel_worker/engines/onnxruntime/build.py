@@ -7,6 +7,7 @@ INT8   fold -> calibrate -> Q/DQ around Conv, MatMul, Gemm -> optimise; a graph 
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,12 +18,15 @@ from trtmodel_contract.jobs import Reason
 
 from trtmodel_worker.engines.building import CalibrationData, Graph, Rejected
 from trtmodel_worker.engines.onnxruntime import inspect
-from trtmodel_worker.engines.onnxruntime.graph import optimise
+from trtmodel_worker.engines.onnxruntime.graph import optimise, optimise_apart
 from trtmodel_worker.engines.precision.reduced import Reduced
 from trtmodel_worker.engines.precision.rounded import RoundedGraph
+from trtmodel_worker.storage.external import size_of_model
 
 PRECISIONS = ("FP32", "FP16", "INT8")
 CALIBRATION_METHODS = ("Entropy", "MinMax")
+REWRITTEN_MOST = 2_000_000_000  # bytes of weights
+APART_FROM = 64 << 20  # bytes of a model: from there on it pays that weights are used where they lie
 _LEVELS = (
     ort.GraphOptimizationLevel.ORT_DISABLE_ALL,
     ort.GraphOptimizationLevel.ORT_ENABLE_BASIC,
@@ -34,7 +38,10 @@ _LEVELS = (
 class OnnxBuilder:
     """The Builder of the ONNX Runtime engine."""
 
-    most_weight_bytes = 2_000_000_000  # a plan is one protobuf message, which ends at 2 GiB
+    def most_weight_bytes(self, settings: EngineSettings, calibrated: bool) -> int:
+        """See examine.Limited. A precision is written into the graph as one protobuf message, which ends at 2 GiB."""
+        rewritten = settings.precision == "FP16" or (settings.precision == "INT8" and calibrated)
+        return REWRITTEN_MOST if rewritten else sys.maxsize
 
     def inspect(self, source: Path) -> Graph:
         return inspect.inspect(source)
@@ -66,7 +73,10 @@ class OnnxBuilder:
                 ready = Path(directory) / "reduced.onnx"
                 done |= graph.write(graph.kept, ready)
             level = _LEVELS[3 if settings.optimization_level is None else min(3, settings.optimization_level)]
-            optimise(ready, plan, level)
+            if size_of_model(ready) >= APART_FROM:
+                optimise_apart(ready, plan, level)
+            else:
+                optimise(ready, plan, level)
         return done | {"graphOptimizationLevel": level.name}
 
     def reduced(

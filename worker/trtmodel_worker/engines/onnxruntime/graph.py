@@ -1,8 +1,9 @@
-"""A graph made ready for a change of precision."""
+"""A graph as ONNX Runtime optimises it, or made ready for a change of precision."""
 
 from __future__ import annotations
 
 import math
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +14,11 @@ from trtmodel_contract.jobs import Reason
 
 from trtmodel_worker.engines.base import OutOfMemory
 from trtmodel_worker.engines.building import Rejected
-from trtmodel_worker.engines.onnxruntime import faults, machine
+from trtmodel_worker.engines.onnxruntime import faults, machine, plans
+from trtmodel_worker.engines.onnxruntime.packing import pack
 from trtmodel_worker.engines.onnxruntime.run import classify, session_options
+
+APART_BYTES = 1 << 16  # smaller weights stay in the graph
 
 
 def optimise(source: Path, target: Path, level: ort.GraphOptimizationLevel, without: tuple[str, ...] = ()) -> None:
@@ -22,6 +26,26 @@ def optimise(source: Path, target: Path, level: ort.GraphOptimizationLevel, with
     OutOfMemory."""
     options = session_options(machine.cpu_quota(), level)
     options.optimized_model_filepath = str(target)
+    _optimise(source, options, without)
+    _embed(source, target)
+
+
+def optimise_apart(source: Path, plan: Path, level: ort.GraphOptimizationLevel) -> None:
+    """The same as a plan whose large weights lie beside the graph: they are never in memory all at once. Raises
+    Rejected, OutOfMemory."""
+    with tempfile.TemporaryDirectory(dir=plan.parent) as directory:
+        graph = Path(directory) / "graph.onnx"
+        options = session_options(machine.cpu_quota(), level)
+        options.optimized_model_filepath = str(graph)
+        options.add_session_config_entry("session.optimized_model_external_initializers_file_name", plans.PLACE)
+        least = "session.optimized_model_external_initializers_min_size_in_bytes"
+        options.add_session_config_entry(least, str(APART_BYTES))
+        options.add_session_config_entry("session.disable_prepacking", "1")  # copies for a session that runs nothing
+        _optimise(source, options)
+        pack(graph, graph.parent / plans.PLACE, plan)
+
+
+def _optimise(source: Path, options: ort.SessionOptions, without: tuple[str, ...] = ()) -> None:
     try:
         ort.InferenceSession(
             str(source), options, providers=["CPUExecutionProvider"], disabled_optimizers=list(without) or None
@@ -34,7 +58,6 @@ def optimise(source: Path, target: Path, level: ort.GraphOptimizationLevel, with
         raise Rejected(
             Reason.MODEL_INVALID, f"{text}: look at the node that is named, or lower optimizationLevel"
         ) from e
-    _embed(source, target)
 
 
 def _embed(source: Path, target: Path) -> None:
