@@ -83,16 +83,17 @@ async def offer(
     loop = asyncio.get_running_loop()
 
     async def one(due: float) -> None:
-        connection = None
+        connection, me = None, asyncio.current_task()
+        assert me is not None
+        patience = loop.call_at(due + deadline, me.cancel)
         try:
-            async with asyncio.timeout_at(due + deadline):
-                connection = idle.pop() if idle else await asyncio.open_connection("127.0.0.1", port)
-                reader, writer = connection
-                writer.write(request)
-                head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
-                headers = {k.lower(): v.strip() for k, _, v in (line.partition(":") for line in head[1:] if line)}
-                body = await reader.readexactly(int(headers["content-length"]))
-        except TimeoutError:
+            connection = idle.pop() if idle else await asyncio.open_connection("127.0.0.1", port)
+            reader, writer = connection
+            writer.write(request)
+            head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+            headers = {k.lower(): v.strip() for k, _, v in (line.partition(":") for line in head[1:] if line)}
+            body = await reader.readexactly(int(headers["content-length"]))
+        except asyncio.CancelledError:
             kind = "late"
         except (OSError, EOFError, KeyError):
             kind = "broken"
@@ -102,6 +103,7 @@ async def offer(
             if headers.get("connection", "").lower() != "close":
                 idle.append(connection)
                 connection = None
+        patience.cancel()
         if connection is not None:
             connection[1].close()
         found[kind].append(loop.time() - due)

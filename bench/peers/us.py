@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,10 +22,10 @@ from catalogue import Setup  # noqa: E402
 from job_harness import Jobs, make_jobs, profiles, save_npz  # noqa: E402
 from models import COLUMNS, BenchModel  # noqa: E402
 from processes import free_port, tree  # noqa: E402
-from trtmodel_contract.control import EngineState, SignedArtifact  # noqa: E402
+from trtmodel_contract.control import EngineState, ModelReport, SignedArtifact  # noqa: E402
 from trtmodel_contract.gate import Task  # noqa: E402
 from trtmodel_contract.identity import EngineSettings, LoadKey, Storage  # noqa: E402
-from worker_harness import Bucket, Operator, WorkerProcess, eventually  # noqa: E402
+from worker_harness import MODEL, Bucket, Operator, WorkerProcess  # noqa: E402
 
 ROWS = 64  # of the data that the builds are judged by
 BATCHES = (1, 8, 32)
@@ -87,7 +89,7 @@ class OurServer:
             TRTMODEL_GRPC_PORT=str(free_port()), TRTMODEL_REQUEST_TIMEOUT_SECONDS=f"{setup.deadline_seconds:g}",
             OPENBLAS_NUM_THREADS="1", **FOUND,
         )  # fmt: skip
-        self.port = self._worker.port
+        self.port, self.metrics_port = self._worker.port, self._worker.metrics_port
         self._standby = self._signed(2) if standby else None
         built = artifacts.get(setup.model, 1)
         self._worker.point(self._signed(1), self._standby, load_key=built.load_key)
@@ -122,16 +124,23 @@ class OurServer:
             raise RuntimeError(f"the worker refused: {answer.status} {answer.body[:200]!r}")
         self._wait_ready(new)
         self._worker.desire(new, standby=old if keep else None)
-        self._worker.wait_routed(new.manifest_digest)
+        self._wait(lambda model: model.routes.stable == new.manifest_digest, f"{new.manifest_digest[:12]} is stable")
 
     def _wait_ready(self, artifact: SignedArtifact) -> None:
-        """A preparation beside traffic is slow by intent: a fifth of the time at most is its own."""
+        """A preparation beside traffic is slow by intent: a tenth of the time at most is its own."""
+        digest = artifact.manifest_digest
+        self._wait(
+            lambda model: any(e.manifest_digest == digest and e.state is EngineState.READY for e in model.engines),
+            f"{digest[:12]} is ready",
+        )
 
-        def ready() -> bool:
-            found = self._worker.engine(artifact.manifest_digest)
-            return found is not None and found.state is EngineState.READY
-
-        eventually(ready, f"{artifact.manifest_digest[:12]} is ready\n{self.tail()}", PREPARE_SECONDS)
+    def _wait(self, what: Callable[[ModelReport], bool], why: str) -> None:
+        """By long poll, as the operator does: to ask again and again would take time from what is measured."""
+        query, deadline = "", time.monotonic() + PREPARE_SECONDS
+        while not what((report := self._worker.report(query)).models[MODEL.name]):
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"not within {PREPARE_SECONDS:g} s: {why}\n{self.tail()}")
+            query = f"?after={report.version}&wait=10s"
 
     def stop(self) -> None:
         if self._worker.process is not None:

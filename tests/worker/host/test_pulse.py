@@ -6,7 +6,8 @@ import asyncio
 import signal
 from pathlib import Path
 
-from trtmodel_worker.front.pulse import MOST_SLICES_LATE, Pulse
+import pytest
+from trtmodel_worker.front.pulse import MOST_SLICES_LATE, Pulse, takes_time
 from worker_harness import REVISION_1, REVISION_2, Bucket, Load, Operator, WorkerProcess, eventually
 
 STOPPED = "T"
@@ -58,7 +59,25 @@ def test_while_requests_wait_a_process_stays_stopped_but_not_for_ever() -> None:
     assert [asked.count(1), asked.count(3)] == [MOST_SLICES_LATE] * 2
 
 
-def test_a_slice_ends_at_once_when_the_last_lane_is_taken() -> None:
+@pytest.mark.parametrize(
+    ("running", "waiting", "lanes", "cpus", "takes"),
+    [
+        (0, 0, 2, 2.0, False),
+        (1, 0, 2, 2.0, True),  # the other processor is the front's
+        (1, 0, 4, 4.0, False),
+        (3, 0, 4, 4.0, True),
+        (1, 0, 2, 16.0, False),
+        (2, 0, 2, 16.0, True),  # a lane computes with eight of them
+        (0, 1, 4, 16.0, True),
+    ],
+)
+def test_a_slice_takes_time_where_no_processor_is_left_for_it(
+    running: int, waiting: int, lanes: int, cpus: float, takes: bool
+) -> None:
+    assert takes_time(running, waiting, lanes, cpus) is takes
+
+
+def test_a_slice_ends_at_once_when_a_request_comes_that_it_would_delay() -> None:
     sent: list[int] = []
 
     async def crowd_in_a_slice() -> None:

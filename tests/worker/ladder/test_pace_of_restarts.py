@@ -31,7 +31,7 @@ class Host(EngineHost):
     guilty, killed_from_outside = True, False  # type: ignore[assignment]
 
     def __init__(self) -> None:
-        self.pid, self.why, self.failures = 1, "", 0
+        self.pid, self.why, self.failures, self.innocent = 1, "", 0, False
         front, self.back = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         front.setblocking(False)
         self.lanes = [LanePort(self, front)]
@@ -58,11 +58,11 @@ class Hosts:
         self.duties: list[float] = []
         self.made: list[Host] = []
 
-    def crowd(self) -> None:
-        """Nobody makes way."""
+    def make_way(self) -> None:
+        """Nobody must."""
 
     async def start(self, *arguments: Any) -> Host:
-        *_, duty, _auto = arguments
+        *_, duty, _auto, _spin = arguments
         self.duties.append(duty)
         self.made.append(Host())
         return self.made[-1]

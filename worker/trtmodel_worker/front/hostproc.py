@@ -75,7 +75,7 @@ class Payload:
 
 
 class Hosts:
-    """Starts hosts, all from one thread. `crowded`: whether a request that came now would have to wait for a lane."""
+    """Starts hosts, all from one thread. `crowded`: whether what is prepared takes time from requests now."""
 
     def __init__(self, runtime: str, crowded: Callable[[], bool] = lambda: False) -> None:
         self._runtime = runtime
@@ -84,10 +84,11 @@ class Hosts:
         self._has_device = True
         self._parent = ThreadPoolExecutor(max_workers=1, thread_name_prefix="host-parent")
 
-    def crowd(self) -> None:
-        """A request that came now would have to wait: what is prepared meanwhile makes way."""
-        for pulse in self._pulses:
-            pulse.crowd()
+    def make_way(self) -> None:
+        """A request was given to a lane: what is prepared meanwhile makes way if it must."""
+        if self._pulses and self._crowded():
+            for pulse in self._pulses:
+                pulse.crowd()
 
     async def describe(self) -> Machine:
         """Ask the runtime, in a process of its own, what it can load here. Raises HostFailed."""

@@ -19,9 +19,16 @@ SLICE_SECONDS = 0.002
 MOST_SLICES_LATE = 20  # then it runs all the same: preparing must end
 
 
+def takes_time(running: int, waiting: int, lanes: int, cpus: float) -> bool:
+    """Whether a process that runs beside `running` requests, on as many of `lanes`, takes time from them: each lane
+    computes with its part of the processors, one more is for the front, and one for the process itself."""
+    busy = running * max(1.0, cpus / max(1, lanes))
+    return waiting > 0 or (running > 0 and cpus - busy < 2.0)
+
+
 class Pulse:
     """Stops and continues a process by `send` from now on, until `end`: it runs a `share` of the time, less while what
-    serves is `crowded`, which asks whether a request that came now would have to wait."""
+    serves is `crowded`, which asks whether it would take time from requests."""
 
     def __init__(self, send: Callable[[int], None], share: float, crowded: Callable[[], bool]) -> None:
         self._send = send
@@ -35,7 +42,7 @@ class Pulse:
         self._timer = self._loop.call_later(SLICE_SECONDS, self._stop)
 
     def crowd(self) -> None:
-        """What serves has just become crowded."""
+        """A request came that it would take time from."""
         if self._runs and not self._forced:
             self._timer.cancel()
             self._stop()
