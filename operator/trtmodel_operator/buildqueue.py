@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 
 class JobStore(Protocol):
-    async def list_jobs(self) -> list[Json]: ...
+    async def unfinished_jobs(self) -> list[Json]: ...
 
     async def resume_job(self, job: Json) -> None:
         """Raises Conflict if it changed since it was read."""
@@ -105,7 +105,7 @@ class BuildQueue:
 
     async def look(self) -> None:
         """Raises ClusterError."""
-        jobs = await self._store.list_jobs()
+        jobs = await self._store.unfinished_jobs()
         active = [job for job in jobs if _is_active_build(job)]
         waiting = sum(map(_suspended, active))
         self._counted(len(active) - waiting, waiting)

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import random
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 
 from trtmodel_operator import logs
@@ -15,8 +16,11 @@ from trtmodel_operator.queue import WorkQueue
 
 WORKERS = 8
 RESYNC = 300.0  # seconds
+AGAIN_RATE = 8.0  # models a second that are looked at again though nothing is known to have changed
 PASS_TIMEOUT = 45.0  # seconds of one pass; less than STUCK, so that a slow API server is no reason to be restarted
 STUCK = 60.0  # seconds without any worker finishing or idling, after which the process is of no use
+ENDLESS = 120.0  # seconds of one pass, which was told to end after PASS_TIMEOUT and does not
+STARVED = 900.0  # seconds that a change may wait for its pass: all models have had several by then
 BEAT = 1.0
 BESIDE_AGAIN = 30.0  # seconds until what runs beside the passes is begun again, should it end
 LAG_MOST = 5.0
@@ -64,7 +68,8 @@ class Witness:
 
 class Controller:
     """`reconcile` does one pass and says after how many seconds it wants the next; None = when something happens.
-    `broken` is called if the watch was found dead. `beside` are tasks by name that run for ever beside the passes."""
+    `broken` is called if the watch was found dead. `beside` are tasks by name that run for ever beside the passes. The
+    passes begin when `before` returns."""
 
     def __init__(
         self,
@@ -79,13 +84,14 @@ class Controller:
         resync: float = RESYNC,
         pass_timeout: float = PASS_TIMEOUT,
         beside: Mapping[str, Callable[[], Awaitable[None]]] | None = None,
+        before: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self._queue, self._reconcile, self._cluster, self._metrics = queue, reconcile, cluster, metrics
         self._witness, self._broken = witness, broken
         self._workers, self._resync, self._pass_timeout = workers, resync, pass_timeout
-        self._beside = dict(beside or {})
+        self._beside, self._before = dict(beside or {}), before
         self._tasks: list[asyncio.Task[None]] = []
-        self._busy = 0
+        self._began: dict[Key, float] = {}  # passes under way
         self._finished_at = time.monotonic()
         self._lag = 0.0
 
@@ -106,21 +112,27 @@ class Controller:
         """Why this process makes no progress; '' if it does."""
         if self._lag > LAG_MOST:
             return f"the event loop was {self._lag:.1f} s late"
-        if self._busy >= self._workers and (idle := time.monotonic() - self._finished_at) > STUCK:
+        now = time.monotonic()
+        if len(self._began) >= self._workers and (idle := now - self._finished_at) > STUCK:
             return f"no pass has ended for {idle:.0f} s"
+        if endless := ["/".join(key) for key, began in self._began.items() if now - began > ENDLESS]:
+            return f"passes that do not end: {', '.join(sorted(endless))}"
+        if (waited := self._queue.oldest()) > STARVED:
+            return f"a change has waited for its pass for {waited:.0f} s"
         ended = [task.get_name() for task in self._tasks if task.done()]
         return f"ended: {', '.join(ended)}" if ended else ""
 
     async def _work(self) -> None:
+        if self._before is not None:
+            await self._before()
         while True:
             key = await self._queue.get()
             logs.about.set("/".join(key))
-            self._busy += 1
-            started = time.monotonic()
+            started = self._began[key] = time.monotonic()
             try:
                 result = await self._one(key)
             finally:
-                self._busy -= 1
+                del self._began[key]
                 self._finished_at = time.monotonic()
                 self._queue.done(key)
             self._metrics.seconds.observe(self._finished_at - started)
@@ -151,6 +163,10 @@ class Controller:
         return result
 
     async def _resync_forever(self) -> None:
+        """Lists everything again and again. What is new gets a pass soon; the rest is looked at again one after the
+        other, at a rate that thousands of models do not raise: in a burst they would be in the way of each other."""
+        round_: deque[Key] = deque()
+        known: set[Key] = set()
         while True:
             try:
                 listed = await self._cluster.list_models()
@@ -162,9 +178,16 @@ class Controller:
                 self._broken()
                 return
             else:
-                for key in [*listed, *gone]:
-                    self._queue.add(key)
-            await asyncio.sleep(self._resync * random.uniform(0.95, 1.05))  # noqa: S311 - spreads load
+                for key in [*gone, *(key for key in listed if key not in known)]:
+                    self._queue.add_aside(key)
+                round_ = round_ or deque(key for key in listed if key in known)
+                known = set(listed)
+            until = time.monotonic() + self._resync * random.uniform(0.95, 1.05)  # noqa: S311 - spreads load
+            pause = max(1 / AGAIN_RATE, self._resync / 2 / max(1, len(round_)))
+            while (left := until - time.monotonic()) > 0:
+                if round_:
+                    self._queue.add_aside(round_.popleft())
+                await asyncio.sleep(min(left, pause) if round_ else left)
 
     async def _for_ever(self, run: Callable[[], Awaitable[None]]) -> None:
         """A bug beside the passes must end neither them nor itself for good."""

@@ -1,4 +1,9 @@
-"""Probes: /livez says that the process makes progress, /readyz that it can be counted on as leader or standby."""
+"""Probes: /livez says that the process makes progress, /readyz that it can be counted on as leader or standby.
+
+A process that hangs is ended by the kubelet, whose probe of /livez fails: since nothing answers (the event loop is
+blocked), or since one of the watchers says what is wrong (passes that never end, a queue that nobody empties, a watch
+that is silent, a lease that nobody renews).
+"""
 
 from __future__ import annotations
 
@@ -8,10 +13,10 @@ from aiohttp import web
 
 
 class Health:
-    """`trouble` says why the process makes no progress; '' if it does. `waiting_for` is what it has not got yet."""
+    """`waiting_for` is what it has not got yet."""
 
     def __init__(self) -> None:
-        self.trouble: Callable[[], str] = lambda: ""
+        self._watchers: tuple[Callable[[], str], ...] = ()
         self.waiting_for = "the CRD of TRTModels"
         self._runner: web.AppRunner | None = None
         self.port = 0
@@ -29,8 +34,12 @@ class Health:
         if self._runner is not None:
             await self._runner.cleanup()
 
+    def watch_over(self, *watchers: Callable[[], str]) -> None:
+        """Each says why the process makes no progress; '' if it does."""
+        self._watchers = watchers
+
     async def _livez(self, _: web.Request) -> web.Response:
-        return _answer(self.trouble())
+        return _answer("; ".join(filter(None, (watcher() for watcher in self._watchers))))
 
     async def _readyz(self, _: web.Request) -> web.Response:
         return _answer(f"waiting for {self.waiting_for}" if self.waiting_for else "")

@@ -1,7 +1,8 @@
 """Leader election by a Lease, with client-go's timing and rules.
 
 The Lease keeps two operators from doing the same work; it does not make effects safe. That is what the sequence in
-.status.rollout is for: a leader that was paused and wakes up too late is stopped by preconditions and fences.
+.status.rollout is for: a leader that was paused and wakes up too late is stopped by preconditions and fences. Before
+that it is stopped here: who could not renew lately sends nothing more (`expired`), not even what it was about to send.
 """
 
 from __future__ import annotations
@@ -55,6 +56,8 @@ class Lease:
         self._now, self._lost = now, lost
         self._record: Json | None = None  # the spec as last seen, and since when it is like that
         self._seen_at = 0.0
+        self._held: Json | None = None  # the whole Lease after our last write of it
+        self._renewed: float | None = None  # None: never
         self.holder = ""
 
     async def acquire(self) -> None:
@@ -70,21 +73,29 @@ class Lease:
     async def hold(self) -> None:
         """Renews for ever. When that failed until the deadline, `lost` is called: it ends the process at once, since
         a graceful stop would go on acting beside the next leader."""
-        renewed = self._now()
         while True:
             await asyncio.sleep(self._retry_period)
-            started = self._now()
             try:
-                async with asyncio.timeout(max(0.0, renewed + self._renew_deadline - started)):
-                    if await self._try():
-                        renewed = started
+                async with asyncio.timeout(max(0.0, self._renew_deadline - self._silence())):
+                    await self._renew()
             except (ClusterError, Conflict, TimeoutError) as e:
                 log.warning("lease not renewed: %s", str(e) or "no answer in time")
-            if self._now() - renewed >= self._renew_deadline or self.holder not in ("", self.identity):
-                silence = self._now() - renewed
-                log.error("not renewed for %.1f s, held by %r: this process ends now", silence, self.holder)
+            if self.expired() or self.holder not in ("", self.identity):
+                log.error("not renewed for %.1f s, held by %r: this process ends now", self._silence(), self.holder)
                 self._lost()
                 return
+
+    def expired(self) -> bool:
+        """Whether another may lead by now, or soon: from then on nothing must be sent any more. The clock goes on while
+        the process stands still."""
+        return self._silence() >= self._renew_deadline
+
+    def trouble(self) -> str:
+        """Why this leader is none any more although its process lives; '' if it leads, or never did."""
+        return f"the lease was not renewed for {self._silence():.0f} s" if self.expired() else ""
+
+    def _silence(self) -> float:
+        return 0.0 if self._renewed is None else self._now() - self._renewed
 
     async def release(self) -> None:
         """Lets the next one begin at once. Only a holder releases; a failure costs the others `duration` seconds."""
@@ -97,21 +108,42 @@ class Lease:
         except (ClusterError, Conflict, TimeoutError) as e:
             log.warning("lease not released: %s", str(e) or "no answer in time")
 
+    async def _renew(self) -> None:
+        """With one call, on what was written last; only if somebody else wrote in between, it is read."""
+        if self._held is not None:
+            try:
+                await self._write({**self._held, "spec": self._mine(self._held["spec"])})
+                return
+            except Conflict:
+                self._held = None
+            except ClusterError:
+                self._held = None  # it may be gone: the next time it is read first
+                raise
+        await self._try()
+
     async def _try(self) -> bool:
         lease = await self._store.get_lease(self._namespace, self._name)
         if lease is None:
             metadata = {"namespace": self._namespace, "name": self._name}
             created = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata}
-            lease = await self._store.create_lease(created | {"spec": self._mine(None)})
-            self._remember(lease["spec"])
+            started = self._now()
+            self._took(await self._store.create_lease(created | {"spec": self._mine(None)}), started)
             return True
         spec = lease.get("spec") or {}
         self._remember(spec)
         if self.holder not in ("", self.identity) and self._now() < self._seen_at + self._duration:
             return False
-        lease["spec"] = self._mine(spec)
-        self._remember((await self._store.replace_lease(lease))["spec"])
+        await self._write({**lease, "spec": self._mine(spec)})
         return True
+
+    async def _write(self, lease: Json) -> None:
+        started = self._now()
+        self._took(await self._store.replace_lease(lease), started)
+
+    def _took(self, lease: Json, started: float) -> None:
+        """It is ours since the write was sent, not since its answer came."""
+        self._held, self._renewed = lease, started
+        self._remember(lease["spec"])
 
     def _remember(self, spec: Json) -> None:
         if spec != self._record:

@@ -1,4 +1,5 @@
-"""The operator's process. kopf is its informer only: handlers put keys on a queue, and kopf writes nothing.
+"""The operator's process. kopf is the informer of TRTModels only: its handler puts keys on a queue, and it writes
+nothing. Children are watched and kept by `adapters.children`.
 
 settings, probes, CRD seen -> Lease -> key pair -> workers of the queue -> kopf's watches
 SIGTERM -> watches and workers end -> Lease released -> exit 0
@@ -13,7 +14,7 @@ import signal
 import sys
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -24,7 +25,9 @@ from trtmodel_operator import logs
 from trtmodel_operator.adapters.addresses import Addresses, origins
 from trtmodel_operator.adapters.api import Api, configuration
 from trtmodel_operator.adapters.calls import Calls
+from trtmodel_operator.adapters.children import KeptChildren
 from trtmodel_operator.adapters.cluster import PLURAL, KubernetesCluster
+from trtmodel_operator.adapters.informing import informer_settings
 from trtmodel_operator.adapters.inquiries import HttpInquiries
 from trtmodel_operator.adapters.progress import HttpProgress
 from trtmodel_operator.adapters.prometheus import Prometheus
@@ -36,9 +39,9 @@ from trtmodel_operator.collector import Collector, CollectPolicy
 from trtmodel_operator.controller import Controller, Witness
 from trtmodel_operator.health import Health
 from trtmodel_operator.lease import Lease
-from trtmodel_operator.manifests import API_VERSION, GROUP, LABEL_MODEL, LABEL_WAITING, VERSION, JobPolicy
+from trtmodel_operator.manifests import API_VERSION, GROUP, VERSION, JobPolicy
 from trtmodel_operator.metrics import OperatorMetrics
-from trtmodel_operator.ports import ClusterError
+from trtmodel_operator.ports import ClusterError, Key
 from trtmodel_operator.queue import WorkQueue
 from trtmodel_operator.reconcile import Reconciler
 from trtmodel_operator.rotation import DAY, Rotation
@@ -46,9 +49,7 @@ from trtmodel_operator.settings import Settings, SettingsError, from_environment
 
 EXIT_FAILED = 1
 EXIT_MISCONFIGURED = 2
-LIST_PAGE = 500
 HOUR = 3600
-CHILDREN = (("", "v1", "pods"), ("batch", "v1", "jobs"), ("apps", "v1", "deployments"))  # watched by label
 
 log = logging.getLogger("trtmodel_operator.main")  # also when run as __main__
 
@@ -58,32 +59,14 @@ class SystemClock:
         return time.time()
 
 
-def informer_settings() -> kopf.OperatorSettings:
-    """kopf as an informer: no peering (the Lease elects), no scanning (fewer rights), no events, no finalizer."""
-    settings = kopf.OperatorSettings()
-    settings.peering.standalone = True
-    settings.scanning.disabled = True
-    settings.posting.enabled = False
-    # kopf removes a finalizer of this name from every object, since nothing needs it: it must be nobody's.
-    settings.persistence.finalizer = f"kopf.{GROUP}/unused"
-    # Keys of three parts: 'v1/pods', as kopf's documentation has it, is read as a group named v1 and selects nothing.
-    for group, version, plural in CHILDREN:
-        settings.watching.label_selectors[group, version, plural] = LABEL_MODEL
-    settings.watching.chunk_size = LIST_PAGE
-    settings.networking.connect_timeout = 10
-    settings.networking.request_timeout = 30
-    return settings
-
-
 def handlers(
     queue: WorkQueue,
     witness: Witness,
     metrics: OperatorMetrics,
     stop: Callable[[], Awaitable[None]],
-    job_changed: Callable[[], None] = lambda: None,
 ) -> kopf.OperatorRegistry:
     """Handlers that only enqueue: what they raise would be swallowed, and what they miss the resync finds. `stop` ends
-    everything that acts; `job_changed` is called for every event of a Job."""
+    everything that acts."""
     registry = kopf.OperatorRegistry()
 
     def login(**kwargs: Any) -> Any:
@@ -101,13 +84,6 @@ def handlers(
         if news or type != "MODIFIED":
             queue.add((namespace, name))
 
-    async def child(namespace: str, labels: Any, resource: Any, **_: Any) -> None:
-        metrics.events.labels(resource.kind).inc()
-        for owner in waiting_for(labels):
-            queue.add((namespace, owner))
-        if resource.plural == "jobs":
-            job_changed()
-
     async def cleanup(**_: Any) -> None:
         # kopf waits five seconds for every task that was made since it began, then cancels it: ours end before.
         await stop()
@@ -115,15 +91,21 @@ def handlers(
     kopf.on.login(registry=registry)(login)
     kopf.on.cleanup(registry=registry)(cleanup)
     kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)(model)
-    for group, version, plural in CHILDREN:
-        kopf.on.event(group, version, plural, registry=registry)(child)
     return registry
 
 
-def waiting_for(labels: Mapping[str, str]) -> set[str]:
-    """The TRTModels that a child is of: one, or for a build all that wait for it."""
-    waiting = {name.removeprefix(LABEL_WAITING) for name in labels if name.startswith(LABEL_WAITING)}
-    return waiting | {labels[LABEL_MODEL]} if LABEL_MODEL in labels else waiting
+class Herald:
+    """Hears of every change of a child, and has its TRTModel looked at. `job` is called for every change of a Job."""
+
+    def __init__(self, queue: WorkQueue, metrics: OperatorMetrics) -> None:
+        self._queue, self._metrics = queue, metrics
+        self.job: Callable[[], None] = lambda: None
+
+    def __call__(self, kind: str, key: Key) -> None:
+        self._metrics.events.labels(kind).inc()
+        self._queue.add(key)
+        if kind == "Job":
+            self.job()
 
 
 async def run(settings: Settings) -> None:
@@ -142,12 +124,16 @@ async def run(settings: Settings) -> None:
         stack.push_async_callback(health.stop)
         api = Api(await configuration(), on_call=metrics.called)
         stack.push_async_callback(api.close)
-        cluster = KubernetesCluster(api, settings.watch_namespaces, settings.pod_name)
+        clock, queue, witness = SystemClock(), WorkQueue(), Witness()
+        herald = Herald(queue, metrics)
+        kept = KeptChildren(api, settings.watch_namespaces, herald)
+        cluster = KubernetesCluster(api, settings.watch_namespaces, settings.pod_name, kept)
 
         await cluster.require_crd()
         health.waiting_for = ""
         identity = f"{settings.pod_name}_{uuid.uuid4()}"
         lease = Lease(cluster, settings.namespace, settings.lease_name, identity)
+        api.may_write = lambda: not lease.expired()
         log.info("waiting for the lease %s/%s as %s", settings.namespace, settings.lease_name, identity)
         await lease.acquire()
         stack.push_async_callback(lease.release)
@@ -159,10 +145,10 @@ async def run(settings: Settings) -> None:
 
         signer = await load_or_create(cluster, settings.namespace, settings.key_secret)
         installation = await installation_id(cluster, settings.namespace, settings.key_secret)
-        clock, queue, witness = SystemClock(), WorkQueue(), Witness()
         workers = HttpWorkers(signer, clock, queue.add, on_call=metrics.asked_worker)
         metrics.watch(queue.depth, queue.oldest, lambda: workers.following, lambda: len(signer.public_keys()))
         builds = BuildQueue(cluster, settings.max_builds, clock.now, metrics.count_builds)
+        herald.job = builds.call
         rotation = Rotation(
             cluster,
             settings.namespace,
@@ -205,9 +191,15 @@ async def run(settings: Settings) -> None:
             metrics,
             witness,
             broken=lambda: os._exit(EXIT_FAILED),
-            beside={"builds": builds.run, "signing keys": rotation.run, "collector": collector.run},
+            beside={
+                "children": kept.run,
+                "builds": _after(kept.ready, builds.run),
+                "signing keys": rotation.run,
+                "collector": collector.run,
+            },
+            before=kept.ready,
         )
-        health.trouble = controller.trouble
+        health.watch_over(controller.trouble, lease.trouble, kept.trouble)
 
         async def stop() -> None:
             await controller.stop()
@@ -220,9 +212,17 @@ async def run(settings: Settings) -> None:
         scope: dict[str, Any] = (
             {"namespaces": settings.watch_namespaces} if settings.watch_namespaces else {"clusterwide": True}
         )
-        registry = handlers(queue, witness, metrics, stop, builds.call)
+        registry = handlers(queue, witness, metrics, stop)
         await kopf.operator(registry=registry, settings=informer_settings(), **scope)
         log.info("stopping")
+
+
+def _after(ready: Callable[[], Awaitable[None]], run: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
+    async def both() -> None:
+        await ready()
+        await run()
+
+    return both
 
 
 def _no_leader_without_lease(holding: asyncio.Task[None]) -> None:

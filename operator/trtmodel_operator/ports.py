@@ -91,9 +91,9 @@ class Workers(Protocol):
         """Raises WorkerError. A 409 is no error: the held fence is in the next report."""
         ...
 
-    def follow(self, key: Key, workers: Mapping[str, tuple[str, int]]) -> None:
+    def follow(self, key: Key, workers: Mapping[str, tuple[str, int]], *, closely: bool = True) -> None:
         """Enqueue `key` when one of these workers (uid -> address, report version that was seen) has news. Workers of
-        the key that are not named any more are no longer followed."""
+        the key that are not named any more are no longer followed. Not `closely`: only as far as that is cheap."""
         ...
 
 

@@ -2,6 +2,9 @@
 
 A key is queued once however often it is added; it is worked on by at most one worker at a time; added while it is
 worked on, it is queued again when the work is done. So no event is lost and no two passes of one model overlap.
+
+There are two lanes: what changed, and what is only looked at again. Of five turns the second lane gets one, so that
+neither a resync of thousands holds up a change, nor a storm of changes the resync.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from trtmodel_operator.ports import Key
 
 BACKOFF_FIRST = 1.0  # seconds
 BACKOFF_MOST = 300.0
+SHARE = 5  # of so many turns one is the second lane's
 
 
 class Timer(Protocol):
@@ -36,6 +40,8 @@ class WorkQueue:
         self._call_later = call_later
         self._jitter = jitter
         self._waiting: dict[Key, float] = {}  # in order; the value is since when
+        self._aside: dict[Key, float] = {}  # the second lane; no key is in both
+        self._turn = 0
         self._running: set[Key] = set()
         self._again: set[Key] = set()  # added while running
         self._timers: dict[Key, tuple[float, Timer]] = {}
@@ -46,7 +52,14 @@ class WorkQueue:
         if key in self._running:
             self._again.add(key)
         elif key not in self._waiting:
+            self._aside.pop(key, None)
             self._waiting[key] = self._now()
+            self._filled.set()
+
+    def add_aside(self, key: Key) -> None:
+        """To the second lane, unless it waits or is worked on already."""
+        if key not in self._running and key not in self._waiting and key not in self._aside:
+            self._aside[key] = self._now()
             self._filled.set()
 
     def add_after(self, key: Key, seconds: float) -> None:
@@ -74,12 +87,15 @@ class WorkQueue:
         self._failures.pop(key, None)
 
     async def get(self) -> Key:
-        """The key that waits longest. A timer of the key is dropped: the pass that begins sets its own."""
-        while not self._waiting:
+        """The key that waits longest in the lane whose turn it is. A timer of the key is dropped: the pass that begins
+        sets its own."""
+        while not self._waiting and not self._aside:
             self._filled.clear()
             await self._filled.wait()
-        key = next(iter(self._waiting))
-        del self._waiting[key]
+        self._turn = (self._turn + 1) % SHARE
+        lane = self._aside if self._aside and (not self._waiting or self._turn == 0) else self._waiting
+        key = next(iter(lane))
+        del lane[key]
         self._running.add(key)
         if held := self._timers.pop(key, None):
             held[1].cancel()
@@ -92,10 +108,10 @@ class WorkQueue:
             self.add(key)
 
     def depth(self) -> int:
-        return len(self._waiting)
+        return len(self._waiting) + len(self._aside)
 
     def oldest(self) -> float:
-        """How long the first key has waited, in seconds."""
+        """How long the first key of the first lane has waited, in seconds."""
         return self._now() - next(iter(self._waiting.values())) if self._waiting else 0.0
 
     def _expired(self, key: Key) -> None:

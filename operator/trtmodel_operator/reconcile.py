@@ -31,6 +31,7 @@ from trtmodel_operator.model import (
     Observed,
     ObservedWorker,
     Signal,
+    Stage,
     WebhookStage,
 )
 from trtmodel_operator.ports import (
@@ -52,6 +53,7 @@ from trtmodel_operator.ports import (
 ATTEMPTS = 3  # at once, when somebody else writes the object between our read and our write
 UNANSWERED = 5.0  # seconds after which a worker that could not be told is told again
 PROGRESS = 4.0  # seconds between two looks at a Job that says how far it is
+MOVING = (Stage.DEPLOYING, Stage.PREPARING, Stage.CANARY, Stage.PROMOTING)  # what workers say decides what comes next
 REFUSALS = (400, 403, 404, 405, 413, 415, 422)  # the API server's answer to what will be wrong the next time too
 
 NAMESPACE_GOES = "because it is being terminated"  # the API server's words where nothing is made any more
@@ -107,10 +109,11 @@ class Reconciler:
             cluster=self.installation,
             answers=self.inquiries.answers(key) if self.inquiries is not None else (),
         )
-        self.workers.follow(key, {w.uid: (w.ip, w.report.version if w.report else 0) for w in _reachable(observed)})
         if self.keys is not None:
             self.keys.saw(key, observed)
         decision = self.decide(observed)
+        versions = {w.uid: (w.ip, w.report.version if w.report else 0) for w in _reachable(observed)}
+        self.workers.follow(key, versions, closely=decision.situation.stage in MOVING)
         moved = decision.memory != observed.memory
         level = logging.INFO if moved or decision.actions else logging.DEBUG
         log.log(level, "%s: %s", decision.rule, decision.situation.message)

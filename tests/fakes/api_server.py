@@ -94,11 +94,11 @@ class FakeApiServer:
         self._thread.join(timeout=5)
         self._loop.close()
 
-    def put(self, obj: Json) -> Json:
-        """Create or replace, status included."""
+    def put(self, obj: Json, *, silently: bool = False) -> Json:
+        """Create or replace, status included. `silently`: as if the watch had been down."""
 
         async def go() -> Json:
-            return await self._store(self._place(obj), copy.deepcopy(obj))
+            return await self._store(self._place(obj), copy.deepcopy(obj), silently=silently)
 
         return self._do(go())
 
@@ -247,6 +247,7 @@ class FakeApiServer:
         *,
         manager: tuple[str, str, str] | None = None,
         keep_base: bool = False,
+        silently: bool = False,
     ) -> Json:
         held = self._objects.get(key)
         obj = copy.deepcopy(obj)
@@ -272,7 +273,8 @@ class FakeApiServer:
             return obj
         meta["resourceVersion"] = str(version)
         self._objects[key] = obj
-        await self._publish(version, "MODIFIED" if held else "ADDED", obj)
+        if not silently:
+            await self._publish(version, "MODIFIED" if held else "ADDED", obj)
         return obj
 
     async def _remove(self, key: tuple[str, str, str, str], *, silently: bool = False) -> None:

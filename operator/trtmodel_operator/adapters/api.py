@@ -10,7 +10,8 @@ import asyncio
 import json
 import os
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
 
@@ -27,9 +28,19 @@ PAGE = 500  # objects of a list that come in one answer
 # a minute; the API server's own priority and fairness guards it, and its 429 is honoured.
 WRITES_PER_SECOND = 100.0
 WRITE_BURST = 200
+WATCH_SECONDS = 300  # after which the API server ends a watch, so that watches spread over its replicas again
+_EVENT_BYTES = 8 << 20  # of one event of a watch; etcd holds no object that is nearly as large
 _ERROR_BYTES = 2000  # of an answer that is no Status object, what goes into the message
 
 OnCall = Callable[[str, str, str], None]  # verb, resource, code
+
+
+@dataclass(frozen=True)
+class Page:
+    """Of a list: `version` is that of the whole list, where a watch begins."""
+
+    items: list[Json]
+    version: str
 
 
 class TokenBucket:
@@ -66,7 +77,8 @@ async def configuration() -> Configuration:
 
 
 class Api:
-    """One API server. Reads are not throttled; writes share a token bucket. Close it."""
+    """One API server. Reads are not throttled; writes share a token bucket. `may_write` is asked at the last moment
+    before a write is sent. Close it."""
 
     def __init__(
         self,
@@ -76,6 +88,7 @@ class Api:
         timeout: float = REQUEST_TIMEOUT,
         bucket: TokenBucket | None = None,
     ) -> None:
+        self.may_write: Callable[[], bool] = lambda: True
         # A proxy for the outside world, set in the environment, must not carry the traffic to the API server.
         settings.client_session_kwargs = {"trust_env": False}
         self._client = ApiClient(settings)
@@ -96,22 +109,76 @@ class Api:
                 return None
             raise
 
-    async def list_all(self, path: str, selector: str = "") -> list[Json]:
-        """All pages. A list whose continuation expired in the middle is read again from its start, once."""
+    async def list_all(
+        self, path: str, selector: str = "", keep: Callable[[Json], Json | None] = lambda item: item
+    ) -> list[Json]:
+        """All pages. A list whose continuation expired in the middle is read again from its start, once. `keep` says
+        what to keep of each item, so that thousands are never held whole; None: nothing."""
         try:
-            return await self._pages(path, selector)
+            return await self._all_pages(path, selector, keep)
         except ClusterError as e:
             if e.status != 410:
                 raise
-        return await self._pages(path, selector)
+        return await self._all_pages(path, selector, keep)
 
-    async def create(self, path: str, body: Json, *, manager: str, throttled: bool = True) -> Json:
-        """Raises Conflict if it exists."""
-        return await self._write("POST", path, body, {"fieldManager": manager}, throttled=throttled)
+    async def pages(self, path: str, selector: str = "") -> AsyncIterator[Page]:
+        """One after the other, so that a long list is never held as a whole. Raises ClusterError, with status 410 if
+        the continuation expired."""
+        query = {"limit": str(PAGE)} | ({"labelSelector": selector} if selector else {})
+        while True:
+            page = await self._call("GET", path, query=query)
+            meta = page.get("metadata") or {}
+            # Items of a list carry neither kind nor apiVersion.
+            kind = str(page.get("kind", "")).removesuffix("List")
+            items = [{"apiVersion": page.get("apiVersion"), "kind": kind} | item for item in page.get("items") or ()]
+            yield Page(items, str(meta.get("resourceVersion") or ""))
+            following = meta.get("continue")
+            if not following:
+                return
+            query = query | {"continue": following}
 
-    async def replace(self, path: str, body: Json, *, manager: str, throttled: bool = True) -> Json:
-        """With metadata.resourceVersion as precondition: raises Conflict."""
-        return await self._write("PUT", path, body, {"fieldManager": manager}, throttled=throttled)
+    async def watch(self, path: str, selector: str, version: str, silence: float) -> AsyncIterator[Json]:
+        """Events after `version`, until the server ends it. Raises ClusterError: with status 410 if that version is too
+        old, and if nothing comes for `silence` seconds, bookmarks included."""
+        query = {"watch": "1", "allowWatchBookmarks": "true", "timeoutSeconds": str(WATCH_SECONDS)}
+        query |= {"labelSelector": selector, "resourceVersion": version}
+        timeout = aiohttp.ClientTimeout(total=None, connect=self._timeout.connect, sock_read=silence)
+        code, cause = "error", ""
+        try:
+            answer = await self._open("GET", f"{path}?{urlencode(query)}", None, "application/json", timeout)
+            code = str(answer.status)
+            if answer.status != 200:
+                data = await answer.read()
+                wait = _seconds(answer.headers.get("Retry-After"))
+                raise ClusterError("WATCH", path, _cause(answer.reason, data), answer.status, wait)
+            async for line in _lines(answer.response):
+                event = json.loads(line)
+                if event.get("type") == "ERROR":
+                    said = event.get("object") or {}
+                    raise ClusterError("WATCH", path, str(said.get("message")), int(said.get("code") or 0))
+                yield event
+            return
+        except TimeoutError:
+            code, cause = "timeout", f"nothing came for {silence:g} s"
+        except (ApiException, kubernetes_config.ConfigException, aiohttp.ClientError, OSError, ValueError) as e:
+            cause = f"{type(e).__name__}: {e}"
+        finally:
+            self._on_call("WATCH", resource_of(path), code)
+        raise ClusterError("WATCH", path, cause)
+
+    async def create(
+        self, path: str, body: Json, *, manager: str, throttled: bool = True, always: bool = False
+    ) -> Json:
+        """Raises Conflict if it exists. `always`: whatever `may_write` says."""
+        query = {"fieldManager": manager}
+        return await self._write("POST", path, body, query, throttled=throttled, always=always)
+
+    async def replace(
+        self, path: str, body: Json, *, manager: str, throttled: bool = True, always: bool = False
+    ) -> Json:
+        """With metadata.resourceVersion as precondition: raises Conflict. `always`: whatever `may_write` says."""
+        query = {"fieldManager": manager}
+        return await self._write("PUT", path, body, query, throttled=throttled, always=always)
 
     async def apply(self, path: str, body: Json, *, manager: str) -> Json:
         """Server-side apply that takes over fields of others. Raises Conflict if `body` has a resourceVersion that is
@@ -137,18 +204,8 @@ class Api:
             if e.status != 404:
                 raise
 
-    async def _pages(self, path: str, selector: str) -> list[Json]:
-        items: list[Json] = []
-        query = {"limit": str(PAGE)} | ({"labelSelector": selector} if selector else {})
-        while True:
-            page = await self._call("GET", path, query=query)
-            # Items of a list carry neither kind nor apiVersion.
-            kind = str(page.get("kind", "")).removesuffix("List")
-            items += [{"apiVersion": page.get("apiVersion"), "kind": kind} | item for item in page.get("items") or ()]
-            following = (page.get("metadata") or {}).get("continue")
-            if not following:
-                return items
-            query = query | {"continue": following}
+    async def _all_pages(self, path: str, selector: str, keep: Callable[[Json], Json | None]) -> list[Json]:
+        return [kept async for page in self.pages(path, selector) for i in page.items if (kept := keep(i)) is not None]
 
     async def _write(
         self,
@@ -159,9 +216,12 @@ class Api:
         *,
         content_type: str = "application/json",
         throttled: bool = True,
+        always: bool = False,
     ) -> Json:
         if throttled:
             await self._bucket.take()
+        if not always and not self.may_write():
+            raise ClusterError(method, path, "this process could not renew its lease: another may lead by now")
         try:
             return await self._call(method, path, body=body, query=query, content_type=content_type)
         except ClusterError as e:
@@ -179,13 +239,9 @@ class Api:
         content_type: str = "application/json",
     ) -> Json:
         url = f"{path}?{urlencode(query)}" if query else path
-        headers = {"Accept": "application/json", "Content-Type": content_type}
         code, status, retry_after = "error", 0, 0.0
         try:
-            request = await self._client.param_serialize(
-                method, url, header_params=headers, body=body, auth_settings=["BearerToken"]
-            )
-            answer = await self._client.call_api(*request, _request_timeout=self._timeout)
+            answer = await self._open(method, url, body, content_type, self._timeout)
             data = await answer.read()
             status, code = answer.status, str(answer.status)
             if 200 <= status < 300:
@@ -198,6 +254,31 @@ class Api:
         finally:
             self._on_call(method, resource_of(path), code)
         raise ClusterError(method, path, cause, status, retry_after)
+
+    async def _open(
+        self, method: str, url: str, body: Json | None, content_type: str, timeout: aiohttp.ClientTimeout
+    ) -> Any:
+        """The client's answer, whose body was not read yet."""
+        headers = {"Accept": "application/json", "Content-Type": content_type}
+        request = await self._client.param_serialize(
+            method, url, header_params=headers, body=body, auth_settings=["BearerToken"]
+        )
+        return await self._client.call_api(*request, _request_timeout=timeout)
+
+
+async def _lines(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    """Closes the answer however it ends: a watch that is left must not hold its connection."""
+    rest = b""
+    try:
+        async for chunk in answer.content.iter_any():
+            *lines, rest = (rest + chunk).split(b"\n")
+            for line in lines:
+                if line:
+                    yield line
+            if len(rest) > _EVENT_BYTES:
+                raise ValueError(f"an event is longer than {_EVENT_BYTES >> 20} MiB")
+    finally:
+        answer.close()
 
 
 def resource_of(path: str) -> str:

@@ -11,7 +11,9 @@ from collections.abc import Mapping, Sequence
 from urllib.parse import quote
 
 from trtmodel_operator.adapters.api import Api
+from trtmodel_operator.adapters.children import KeptChildren
 from trtmodel_operator.adapters.events import EventPoster
+from trtmodel_operator.adapters.informer import LABEL_JOB_NAME, has_ended
 from trtmodel_operator.manifests import (
     API_VERSION,
     GROUP,
@@ -33,7 +35,6 @@ MANAGER_GUARD = "trtmodel-guard"
 MANAGER_CHILDREN = "trtmodel-children"
 MANAGER_OPERATOR = "trtmodel-operator"  # its own Lease, key pair and events
 FINALIZER = f"{GROUP}/artifacts"  # only on TRTModels with deletionPolicy Delete
-LABEL_JOB_NAME = "batch.kubernetes.io/job-name"  # the Job controller's, on every pod
 
 _CHILDREN = {
     "Job": "/apis/batch/v1/namespaces/{}/jobs",
@@ -47,10 +48,16 @@ _APPLIED = _CHILDREN | {"PodDisruptionBudget": "/apis/policy/v1/namespaces/{}/po
 
 class KubernetesCluster:
     """Implements `ports.Cluster` and `lease.LeaseStore`. `namespaces` = where TRTModels are listed; empty: everywhere.
-    `instance` names this replica in events."""
+    `instance` names this replica in events. With `kept`, children are read from there while that is fresh."""
 
-    def __init__(self, api: Api, namespaces: Sequence[str] = (), instance: str = "trtmodel-operator") -> None:
-        self._api = api
+    def __init__(
+        self,
+        api: Api,
+        namespaces: Sequence[str] = (),
+        instance: str = "trtmodel-operator",
+        kept: KeptChildren | None = None,
+    ) -> None:
+        self._api, self._kept = api, kept
         self._namespaces = tuple(namespaces)
         self._events = EventPoster(api, f"{GROUP}/operator", instance, MANAGER_OPERATOR)
 
@@ -69,25 +76,47 @@ class KubernetesCluster:
         return await self._api.get(_model_path(key))
 
     async def list_models(self) -> dict[Key, str]:
-        metas = [item["metadata"] for item in await self.models()]
-        return {(meta["namespace"], meta["name"]): meta["resourceVersion"] for meta in metas}
+        found: dict[Key, str] = {}
+        for path in self._model_paths():
+            for item in await self._api.list_all(path, keep=_key_and_version):
+                found[item["namespace"], item["name"]] = item["resourceVersion"]
+        return found
 
     async def models(self) -> list[Json]:
         """Every TRTModel in the namespaces that are watched."""
+        return [model for path in self._model_paths() for model in await self._api.list_all(path)]
+
+    def _model_paths(self) -> list[str]:
         paths = [f"/apis/{API_VERSION}/namespaces/{quote(n)}/{PLURAL}" for n in self._namespaces]
-        lists = [await self._api.list_all(path) for path in paths or [f"/apis/{API_VERSION}/{PLURAL}"]]
-        return [model for listed in lists for model in listed]
+        return paths or [f"/apis/{API_VERSION}/{PLURAL}"]
 
     async def children(self, key: Key) -> Mapping[str, Sequence[Json]]:
+        if self._kept is not None and (kept := self._kept.children(key)) is not None:
+            return await self._with_results(key[0], kept)
         namespace, name = key
-        selectors = dict.fromkeys(_CHILDREN, f"{LABEL_MODEL}={name}") | {"Job": waiting_label(name)}
+        selectors = {kind: f"{LABEL_MODEL}={name}" for kind in _CHILDREN if kind != "Job"}
+        # Jobs before pods: a Job that is seen to have ended has a pod whose result was there before.
+        jobs = await self._api.list_all(_CHILDREN["Job"].format(quote(namespace)), waiting_label(name))
         lists = (self._api.list_all(_CHILDREN[kind].format(quote(namespace)), s) for kind, s in selectors.items())
-        found = dict(zip(selectors, await asyncio.gather(*lists), strict=True))
-        made_by_others = [j for j in found["Job"] if (j["metadata"].get("labels") or {}).get(LABEL_MODEL) != name]
-        path = _CHILDREN["Pod"].format(quote(namespace))
+        found = dict(zip(selectors, await asyncio.gather(*lists), strict=True)) | {"Job": jobs}
+        made_by_others = [j for j in jobs if (j["metadata"].get("labels") or {}).get(LABEL_MODEL) != name]
         for job in made_by_others:  # their pods carry the label of the model that made them
-            found["Pod"] += await self._api.list_all(path, f"{LABEL_JOB_NAME}={job['metadata']['name']}")
+            found["Pod"] += await self._pods_of(namespace, job)
         return found
+
+    async def _with_results(self, namespace: str, found: dict[str, list[Json]]) -> Mapping[str, Sequence[Json]]:
+        """Jobs and pods are watched each on their own: a Job may be seen to have ended before its pod is. A result that
+        is not seen would be taken for one that cannot be read, which is for good."""
+        for job in found["Job"]:
+            if has_ended(job) and not any(owner_uid(p) == job["metadata"]["uid"] and _told(p) for p in found["Pod"]):
+                pods = await self._pods_of(namespace, job)
+                seen = {p["metadata"]["uid"] for p in pods}
+                found["Pod"] = [p for p in found["Pod"] if p["metadata"]["uid"] not in seen] + pods
+        return found
+
+    async def _pods_of(self, namespace: str, job: Json) -> list[Json]:
+        selector = f"{LABEL_JOB_NAME}={job['metadata']['name']}"
+        return await self._api.list_all(_CHILDREN["Pod"].format(quote(namespace)), selector)
 
     async def write_memory(self, key: Key, resource_version: str, rollout: Json) -> str:
         body = _apply_body(key) | {"status": {"rollout": rollout}}
@@ -104,12 +133,16 @@ class KubernetesCluster:
         await self._api.apply(_model_path(key), body, manager=MANAGER_GUARD)
 
     async def apply(self, manifest: Json) -> None:
-        await self._api.apply(_child_path(manifest), manifest, manager=MANAGER_CHILDREN)
+        self._wrote(await self._api.apply(_child_path(manifest), manifest, manager=MANAGER_CHILDREN))
+
+    def _wrote(self, answer: Json) -> None:
+        if self._kept is not None:
+            self._kept.wrote(answer)
 
     async def create_job(self, manifest: Json) -> None:
         path = _child_path(manifest)
         try:
-            await self._api.create(path.rpartition("/")[0], manifest, manager=MANAGER_CHILDREN)
+            self._wrote(await self._api.create(path.rpartition("/")[0], manifest, manager=MANAGER_CHILDREN))
         except Conflict:
             await self._join(path, manifest)
 
@@ -133,7 +166,7 @@ class KubernetesCluster:
             "labels": {name: "" for name in mine["labels"] if name.startswith(LABEL_WAITING)},
             "ownerReferences": [*(meta.get("ownerReferences") or ()), _plain_owner(manifest)],
         }
-        await self._api.merge(path, {"metadata": change}, manager=MANAGER_CHILDREN)
+        self._wrote(await self._api.merge(path, {"metadata": change}, manager=MANAGER_CHILDREN))
 
     async def delete_job(self, key: Key, name: str) -> None:
         path = f"{_CHILDREN['Job'].format(quote(key[0]))}/{quote(name)}"
@@ -151,22 +184,28 @@ class KubernetesCluster:
             "labels": {waiting_label(key[1]): None},
             "ownerReferences": others,
         }
-        await self._api.merge(path, {"metadata": change}, manager=MANAGER_CHILDREN)
+        self._wrote(await self._api.merge(path, {"metadata": change}, manager=MANAGER_CHILDREN))
 
     async def delete_workload(self, key: Key, name: str) -> None:
         for kind in ("Deployment", "ConfigMap"):
             await self._api.delete(f"{_CHILDREN[kind].format(quote(key[0]))}/{quote(name)}")
 
-    async def list_jobs(self) -> list[Json]:
-        """The Jobs of all TRTModels in the namespaces that are watched."""
+    async def unfinished_jobs(self) -> list[Json]:
+        """The Jobs of all TRTModels in the namespaces that are watched, but for those that ended."""
+        if self._kept is not None and (kept := self._kept.unfinished_jobs()) is not None:
+            return kept
         paths = [_CHILDREN["Job"].format(quote(n)) for n in self._namespaces]
-        lists = [await self._api.list_all(p, f"{LABEL_ROLE}={ROLE_JOB}") for p in paths or ["/apis/batch/v1/jobs"]]
+        selector = f"{LABEL_ROLE}={ROLE_JOB}"
+        lists = [
+            await self._api.list_all(p, selector, keep=lambda job: None if has_ended(job) else job)
+            for p in paths or ["/apis/batch/v1/jobs"]
+        ]
         return [job for listed in lists for job in listed]
 
     async def resume_job(self, job: Json) -> None:
         """A suspended Job begins. Raises Conflict if it changed since it was read."""
         body = {"metadata": {"resourceVersion": job["metadata"]["resourceVersion"]}, "spec": {"suspend": False}}
-        await self._api.merge(_child_path(job), body, manager=MANAGER_CHILDREN)
+        self._wrote(await self._api.merge(_child_path(job), body, manager=MANAGER_CHILDREN))
 
     async def remove_job(self, job: Json) -> None:
         """Raises Conflict if it changed since it was read."""
@@ -180,12 +219,13 @@ class KubernetesCluster:
 
     async def create_lease(self, lease: Json) -> Json:
         path = _lease_path(lease["metadata"]["namespace"], lease["metadata"]["name"])
-        return await self._api.create(path.rpartition("/")[0], lease, manager=MANAGER_OPERATOR, throttled=False)
+        at = path.rpartition("/")[0]
+        return await self._api.create(at, lease, manager=MANAGER_OPERATOR, throttled=False, always=True)
 
     async def replace_lease(self, lease: Json) -> Json:
         # Behind a thousand status writes a renewal would come too late: it does not wait for its turn.
         path = _lease_path(lease["metadata"]["namespace"], lease["metadata"]["name"])
-        return await self._api.replace(path, lease, manager=MANAGER_OPERATOR, throttled=False)
+        return await self._api.replace(path, lease, manager=MANAGER_OPERATOR, throttled=False, always=True)
 
     async def get_secret(self, namespace: str, name: str) -> Json | None:
         """Only of the operator's own namespace: it has no right on any other."""
@@ -221,6 +261,16 @@ def owner_uid(child: Json) -> str:
 def owner_uids(child: Json) -> tuple[str, ...]:
     """uids of all owners: several TRTModels may wait for one build."""
     return tuple(str(o.get("uid")) for o in child["metadata"].get("ownerReferences") or ())
+
+
+def _key_and_version(item: Json) -> Json:
+    return {name: item["metadata"][name] for name in ("namespace", "name", "resourceVersion")}
+
+
+def _told(pod: Json) -> bool:
+    """One of its containers ended with a message."""
+    statuses = (pod.get("status") or {}).get("containerStatuses") or ()
+    return any(((s.get("state") or {}).get("terminated") or {}).get("message") for s in statuses)
 
 
 def _plain_owner(manifest: Json) -> Json:

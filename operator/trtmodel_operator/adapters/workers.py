@@ -29,7 +29,11 @@ REPORT_TIMEOUT = 2.0  # seconds
 SEND_TIMEOUT = 5.0
 AT_ONCE = 64  # reports and requests under way, over all models
 WAIT = 30  # seconds that a worker may keep a long poll open; must be less than a request's lifetime
-FOLLOWED_MOST = 4096  # workers with a long poll; the others are seen when the reconciler looks again
+FOLLOWED_MOST = 2048  # workers with a long poll; the others are seen when the reconciler looks again
+# The same while nothing of their model is under way. A long poll costs a request every WAIT seconds: for all workers of
+# thousands of models that would be half a core for nothing. Of the others, the pod's readiness tells the worst at once,
+# and the resync the rest.
+QUIET_MOST = 256
 REPORT_BYTES = 4 << 20  # a longer answer is refused
 RETRY_MOST = 30.0
 _RESULTS = {401: "unauthorized", 409: "conflict"}
@@ -80,12 +84,14 @@ class HttpWorkers:
         elif not 200 <= status < 300:
             raise WorkerError(f"the worker refused what it was asked ({status}): {_refusal(body)}")
 
-    def follow(self, key: Key, workers: Mapping[str, tuple[str, int]]) -> None:
+    def follow(self, key: Key, workers: Mapping[str, tuple[str, int]], *, closely: bool = True) -> None:
         held = self._followed.setdefault(key, {})
-        for uid in [u for u, (ip, _) in held.items() if u not in workers or workers[u][0] != ip]:
+        room = (FOLLOWED_MOST if closely else QUIET_MOST) - self.following
+        for uid in [u for u, (ip, _) in held.items() if room < 0 or u not in workers or workers[u][0] != ip]:
             held.pop(uid)[1].cancel()
         for uid, (ip, version) in workers.items():
-            if uid not in held and self.following < FOLLOWED_MOST:
+            if uid not in held and room > 0:
+                room -= 1
                 task = asyncio.create_task(self._follow(key, ip, uid, version), name=f"follow {key[0]}/{key[1]} {ip}")
                 held[uid] = (ip, task)
         if not held:
@@ -94,7 +100,7 @@ class HttpWorkers:
     @property
     def following(self) -> int:
         """How many workers have a long poll open."""
-        return sum(len(workers) for workers in self._followed.values())
+        return sum(map(len, self._followed.values()))
 
     async def _follow(self, key: Key, ip: str, uid: str, version: int) -> None:
         """Ends only by being cancelled. An unreachable worker is told once, when it stops answering; that its pod is

@@ -88,7 +88,7 @@ class Store:
         self.looks = 0
         self.begun = asyncio.Event()
 
-    async def list_jobs(self) -> list[Json]:
+    async def unfinished_jobs(self) -> list[Json]:
         self.looks += 1
         return copy.deepcopy(list(self.jobs.values()))
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from fakes.api_server import FakeApiServer, refusal
 from trtmodel_contract.control import CONTROL_PORT
-from trtmodel_operator.main import CHILDREN, informer_settings
+from trtmodel_operator.adapters.informing import informer_settings
 
 Start = Callable[..., "Operator"]
 
@@ -122,7 +122,6 @@ def test_kopf_is_an_informer_only() -> None:
     assert settings.scanning.disabled
     assert not settings.posting.enabled
     assert settings.persistence.finalizer == "kopf.trtmodel.io/unused"
-    assert all(settings.watching.label_selectors[child] == "trtmodel.io/model" for child in CHILDREN)
 
 
 def test_children_are_listed_and_watched_by_label_in_pages_and_models_wholly(
@@ -130,7 +129,7 @@ def test_children_are_listed_and_watched_by_label_in_pages_and_models_wholly(
 ) -> None:
     put_model(api_server)
     operator = start()
-    plurals = ("pods", "jobs", "deployments", "trtmodels")
+    plurals = ("pods", "jobs", "deployments", "configmaps", "services", "trtmodels")
 
     def watched() -> set[str]:
         return {s.path.rpartition("/")[2] for s in api_server.seen if s.query.get("watch")}
@@ -139,10 +138,18 @@ def test_children_are_listed_and_watched_by_label_in_pages_and_models_wholly(
     for plural in plurals:
         selector = None if plural == "trtmodels" else "trtmodel.io/model"
         path = next(s.path for s in api_server.seen if s.query.get("watch") and s.path.endswith(f"/{plural}"))
-        asked = [s for s in api_server.seen if s.path == path and s.agent != "trtmodel-operator"]
-        assert asked, plural
+        asked = [s for s in api_server.seen if s.path == path]
         assert {s.query.get("labelSelector") for s in asked} == {selector}, plural
         assert {s.query.get("limit") for s in asked if not s.query.get("watch")} == {"500"}, plural
+
+
+def test_passes_list_no_children_for_themselves(api_server: FakeApiServer, start: Start) -> None:
+    put_model(api_server)
+    operator = start()
+    operator.until(lambda: len(api_server.all("jobs")) == 1)
+    put_pod(api_server, "magika-worker", {"trtmodel.io/model": "magika"})
+    operator.until(lambda: passes(api_server) > 1)
+    assert {s.query.get("labelSelector") for s in api_server.seen if "limit" in s.query} == {None, "trtmodel.io/model"}
 
 
 def test_nothing_is_written_but_by_our_own_field_managers(api_server: FakeApiServer, start: Start) -> None:
@@ -220,7 +227,7 @@ def test_only_the_given_namespaces_are_listed_and_watched(api_server: FakeApiSer
     put_model(api_server, namespace="ml")
     put_model(api_server, namespace="other")
     operator = start(TRTMODEL_WATCH_NAMESPACES="ml")
-    operator.until(lambda: len([s for s in api_server.seen if s.query.get("watch")]) == 4)
+    operator.until(lambda: len([s for s in api_server.seen if s.query.get("watch")]) == 6)
     operator.until(lambda: len(api_server.all("jobs")) == 1)
     asked = [s for s in api_server.seen if s.method == "GET" and ("watch" in s.query or "limit" in s.query)]
     assert all("/namespaces/ml/" in s.path for s in asked)
@@ -284,8 +291,8 @@ def test_it_survives_an_api_server_that_refuses_and_fails_for_a_while(api_server
     operator = start()
     operator.until(lambda: len(api_server.all("jobs")) == 1)
     answers = [refusal(429, Retry_After="1"), refusal(500), refusal(503)]
-    path = "/apis/batch/v1/namespaces/ml/jobs"
-    api_server.fault = lambda seen: answers.pop() if answers and seen.path.startswith(path) else None
+    path = "/apis/trtmodel.io/v1alpha1/namespaces/ml/trtmodels/magika"
+    api_server.fault = lambda seen: answers.pop() if answers and seen.path == path else None
     put_pod(api_server, "magika-worker", {"trtmodel.io/model": "magika"})
     operator.until(lambda: not answers)
     before = passes(api_server)

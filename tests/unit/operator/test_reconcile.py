@@ -131,7 +131,7 @@ class World:
         self._did(f"signal {uid}")
         self.sent.append((uid, request))
 
-    def follow(self, key: Key, workers: Mapping[str, tuple[str, int]]) -> None:
+    def follow(self, key: Key, workers: Mapping[str, tuple[str, int]], *, closely: bool = True) -> None:
         self.followed = workers
 
     def persisted(self, key: Key, seen: Observed, decision: Decision, status: Mapping[str, object]) -> None:

@@ -64,7 +64,7 @@ class Workers:
     async def send(self, ip: str, uid: str, request: DesiredRequest) -> None:
         raise AssertionError("observing sends nothing")
 
-    def follow(self, key: Key, workers: Mapping[str, tuple[str, int]]) -> None:
+    def follow(self, key: Key, workers: Mapping[str, tuple[str, int]], *, closely: bool = True) -> None:
         raise AssertionError("observing follows nobody")
 
 

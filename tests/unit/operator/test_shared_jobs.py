@@ -18,10 +18,11 @@ from trtmodel_contract.jobs import JobResult
 from trtmodel_operator import manifests
 from trtmodel_operator.adapters.api import Api
 from trtmodel_operator.adapters.cluster import KubernetesCluster, owner_uids
+from trtmodel_operator.adapters.informer import owners
 from trtmodel_operator.adapters.observe import observe
 from trtmodel_operator.adapters.signing import Ed25519Signer, Keys
 from trtmodel_operator.adapters.workers import HttpWorkers
-from trtmodel_operator.main import SystemClock, waiting_for
+from trtmodel_operator.main import SystemClock
 from trtmodel_operator.metrics import OperatorMetrics
 from trtmodel_operator.model import CreateJob, JobState, Observed
 from trtmodel_operator.ports import ClusterError, Conflict, Json
@@ -206,9 +207,9 @@ def test_a_failure_to_join_is_told(api_server: FakeApiServer) -> None:
 
 
 def test_an_event_of_the_job_wakes_everybody_who_waits_for_it(api_server: FakeApiServer) -> None:
-    assert waiting_for(asked_by(api_server, ONE, TWO)["metadata"]["labels"]) == {"one", "two"}
-    assert waiting_for({"trtmodel.io/model": "one"}) == {"one"}
-    assert waiting_for({}) == set()
+    assert owners(asked_by(api_server, ONE, TWO)["metadata"]["labels"]) == {"one", "two"}
+    assert owners({"trtmodel.io/model": "one"}) == {"one"}
+    assert owners({}) == set()
 
 
 def test_a_suspended_job_begins_and_one_of_nobody_goes(api_server: FakeApiServer) -> None:
@@ -217,11 +218,11 @@ def test_a_suspended_job_begins_and_one_of_nobody_goes(api_server: FakeApiServer
     api_server.put(job)
 
     async def scene(cluster: KubernetesCluster) -> None:
-        (held,) = await cluster.list_jobs()
+        (held,) = await cluster.unfinished_jobs()
         await cluster.resume_job(held)
         with pytest.raises(Conflict):
             await cluster.resume_job(held)  # it changed since
-        (held,) = await cluster.list_jobs()
+        (held,) = await cluster.unfinished_jobs()
         assert held["spec"]["suspend"] is False
         assert held["spec"]["backoffLimit"] == 2
         await cluster.remove_job(held)

@@ -1,0 +1,193 @@
+"""What is measured: a control plane, a hollow cluster, TRTModels, and one or two operators."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests"))
+
+from hollow.client import Kube, Refused  # noqa: E402
+from hollow.operators import NAMESPACE, OperatorProcess, total  # noqa: E402
+from hollow.plane import ControlPlane  # noqa: E402
+
+Json = dict[str, Any]
+
+PER_NAMESPACE = 250
+TICKS = os.sysconf("SC_CLK_TCK")
+AT_ONCE = 64
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Of one process: CPU seconds so far, resident MiB now and at most."""
+
+    cpu: float
+    resident: float
+    peak: float
+
+
+def usage(pid: int) -> Usage:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    resident, peak = (int(status[name].split()[0]) / 1024 for name in ("VmRSS", "VmHWM"))
+    return Usage((int(fields[11]) + int(fields[12])) / TICKS, resident, peak)
+
+
+class Stand:
+    """Use as an async context manager. `workers` is the number of workers of each TRTModel."""
+
+    def __init__(self, folder: Path, models: int, workers: int, environment: Mapping[str, str]) -> None:
+        self.folder, self.count, self.workers = folder, models, workers
+        self.plane = ControlPlane(folder / "plane")
+        self._environment = dict(environment)
+        self._stack = contextlib.ExitStack()
+        self.operators: list[OperatorProcess] = []
+
+    async def __aenter__(self) -> Stand:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self.plane)
+            self.plane.install_crd(NAMESPACE, *sorted({namespace for namespace, _ in self.keys(self.count)}))
+            self._start_hollow(stack)
+            self.kube = Kube(self.plane.kubeconfig("hollow"))
+            await self.kube.__aenter__()
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.kube.__aexit__(None, None, None)
+        self._stack.close()
+
+    def _start_hollow(self, stack: contextlib.ExitStack) -> None:
+        environment = os.environ | {"PYTHONPATH": f"{ROOT / 'tests'}:{os.environ.get('PYTHONPATH', '')}"}
+        command = [sys.executable, "-m", "hollow", str(self.plane.kubeconfig("hollow"))]
+        with (self.folder / "hollow.log").open("w") as log:
+            self.hollow = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+        stack.callback(self.hollow.wait)
+        stack.callback(self.hollow.kill)
+
+    def start_operator(self) -> OperatorProcess:
+        name = f"operator-{len(self.operators) + 1}"
+        config = self.plane.kubeconfig("operator")
+        operator = OperatorProcess(config, self.folder, name, **self._environment)
+        self._stack.enter_context(operator)
+        self.operators.append(operator)
+        return operator
+
+    def end(self, operator: OperatorProcess, how: signal.Signals = signal.SIGTERM) -> None:
+        operator.process.send_signal(how)
+        operator.process.wait(30)
+
+    def keys(self, count: int) -> Iterable[tuple[str, str]]:
+        """Namespace and name of the first `count` models."""
+        return ((f"team-{i // PER_NAMESPACE}", f"model-{i}") for i in range(count))
+
+    async def create_models(self) -> None:
+        await self._each(self.keys(self.count), self._create)
+
+    async def change(self, keys: Iterable[tuple[str, str]], mark: str) -> dict[tuple[str, str], float]:
+        """Each of them gets another source, and so another revision -> when the API server had taken it."""
+        written: dict[tuple[str, str], float] = {}
+
+        async def one(key: tuple[str, str]) -> None:
+            await self.kube.merge(
+                model_path(key), {"spec": {"source": {"uri": f"s3://models/{key[1]}/{mark}/model.onnx"}}}
+            )
+            written[key] = time.time()
+
+        await self._each(keys, one)
+        return written
+
+    async def models(self) -> list[Json]:
+        return (await self.kube.list_all("/apis/trtmodel.io/v1alpha1/trtmodels"))[0]
+
+    @contextlib.asynccontextmanager
+    async def first_jobs(self, mark: str) -> AsyncIterator[dict[tuple[str, str], float]]:
+        """When the first Job that reads the source `mark` was made, by model; filled while the context is open."""
+        seen: dict[tuple[str, str], float] = {}
+        ready = asyncio.Event()
+
+        async def look() -> None:
+            path, selector = "/apis/batch/v1/jobs", "trtmodel.io/kind=resolve"
+            ready.set()
+            async for kind, job in self.kube.watch(path, selector):
+                text = job["spec"]["template"]["spec"]["containers"][0]["env"]
+                if kind == "ADDED" and any(f"/{mark}/" in e.get("value", "") for e in text):
+                    key = job["metadata"]["namespace"], job["metadata"]["labels"]["trtmodel.io/model"]
+                    seen.setdefault(key, time.time())
+
+        task = asyncio.create_task(look())
+        await ready.wait()
+        await asyncio.sleep(1.0)  # until the watch is open
+        try:
+            yield seen
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def _create(self, key: tuple[str, str]) -> None:
+        body = {
+            "apiVersion": "trtmodel.io/v1alpha1",
+            "kind": "TRTModel",
+            "metadata": {"namespace": key[0], "name": key[1]},
+            "spec": spec(key[1], self.workers),
+        }
+        try:
+            await self.kube.call("POST", model_path(key).rpartition("/")[0], body)
+        except Refused as e:
+            if e.status != 409:
+                raise
+
+    async def _each(self, keys: Iterable[tuple[str, str]], act: Any) -> None:
+        gate = asyncio.Semaphore(AT_ONCE)
+
+        async def one(key: tuple[str, str]) -> None:
+            async with gate:
+                await act(key)
+
+        await asyncio.gather(*map(one, keys))
+
+
+def spec(name: str, workers: int) -> Json:
+    """Short holds, since what is measured is the operator and not the waiting."""
+    step = {"weight": 100, "hold": "1s"}
+    return {
+        "source": {"uri": f"s3://models/{name}/v1/model.onnx"},
+        "storage": {"bucket": "engines"},
+        "engine": {"runtime": "ONNXRuntime"},
+        "verify": {"task": "Classification", "dataset": {"uri": "s3://data/eval.npz", "samples": 2000}},
+        "serving": {"replicas": workers},
+        "rollout": {
+            "steps": [{"workers": 1, **step}, {"workers": "50%", **step}],
+            "analysis": {"interval": "1s", "minRequests": 1000},
+        },
+    }
+
+
+def model_path(key: tuple[str, str]) -> str:
+    return f"/apis/trtmodel.io/v1alpha1/namespaces/{key[0]}/trtmodels/{key[1]}"
+
+
+def settled(model: Json, mark: str = "") -> bool:
+    """Ready, and with the source `mark` promoted."""
+    conditions = {c["type"]: c["status"] for c in (model.get("status") or {}).get("conditions") or ()}
+    current = (model.get("status") or {}).get("observedGeneration") == model["metadata"]["generation"]
+    return conditions.get("Ready") == "True" and current and (not mark or f"/{mark}/" in model["spec"]["source"]["uri"])
+
+
+def serving(operator: OperatorProcess) -> float:
+    return total(operator.metrics(), "trtmodel_operator_model_stage", 'stage="Serving"')
+
+
+def api_requests(operator: OperatorProcess) -> float:
+    return total(operator.metrics(), "trtmodel_operator_api_requests_total")
