@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
+import shlex
 import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -12,6 +14,14 @@ import pytest
 from chart_helm import CALL_SECONDS, CHART, Helm
 
 pytestmark = pytest.mark.e2e
+
+STOPPED = ("--set", "replicas=0,crds.install=false")  # the definition is the whole cluster's
+EVERYTHING = (
+    "podDisruptionBudget.enabled=true", "networkPolicy.enabled=true", 'networkPolicy.namespaces=["default"]',
+    "metrics.dashboard.enabled=true", 'caBundle.configMap="company-ca"', 'imagePullSecrets=[{"name":"registry"}]',
+    'tolerations=[{"operator":"Exists"}]', 'nodeSelector={"pool":"system"}', 'priorityClassName="high"',
+    'topologySpreadConstraints=[{"maxSkew":1,"topologyKey":"zone","whenUnsatisfiable":"DoNotSchedule"}]',
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -22,12 +32,16 @@ class Release:
     namespace: str
     environment: Mapping[str, str]
 
-    def kubectl(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+    def kubectl(self, *arguments: str, text: str = "") -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [self.environment["KUBECTL"], *arguments],
-            capture_output=True, text=True, timeout=CALL_SECONDS, check=False,
+            [*shlex.split(self.environment["KUBECTL"]), *arguments],
+            input=text, capture_output=True, text=True, timeout=CALL_SECONDS, check=False,
             env={**os.environ, **self.environment},
         )  # fmt: skip
+
+    def definition(self) -> None:
+        done = self.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(CHART / "files" / "trtmodel.yaml"))
+        assert done.returncode == 0, done.stderr
 
     def may(self, verb: str, what: str, namespace: str) -> bool:
         """`what`: a resource or resource/name, and --subresource=... where one is meant."""
@@ -42,9 +56,8 @@ class Release:
 @pytest.fixture(scope="module")
 def release(helm: Helm, cluster_environment: Mapping[str, str]) -> Iterator[Release]:
     made = Release(f"r{secrets.token_hex(3)}", f"chart-{secrets.token_hex(3)}", cluster_environment)
-    helm.ok(
-        "install", made.name, str(CHART), "--namespace", made.namespace, "--create-namespace", "--set", "replicas=0"
-    )
+    made.definition()
+    helm.ok("install", made.name, str(CHART), "--namespace", made.namespace, "--create-namespace", *STOPPED)
     try:
         yield made
     finally:
@@ -120,6 +133,31 @@ def test_an_upgrade_keeps_what_it_does_not_name(helm: Helm, release: Release) ->
     assert "replicas: 0" in deployment
 
 
+@pytest.mark.parametrize("watched", ["[]", '["default"]'])
+def test_the_api_server_takes_every_object_that_the_chart_can_make(helm: Helm, release: Release, watched: str) -> None:
+    """With server-side validation: unknown fields are refused. Definitions of Prometheus Operator are not there."""
+    objects = helm.template(*EVERYTHING, f"watchNamespaces={watched}", release="dry")
+    for o in objects:
+        if o["metadata"].get("namespace") == "ops":
+            o["metadata"]["namespace"] = release.namespace
+    text = json.dumps({"apiVersion": "v1", "kind": "List", "items": objects})
+    done = release.kubectl(
+        "apply", "--dry-run=server", "--server-side", "--force-conflicts", "--validate=strict", "-f", "-", text=text
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("serverside-applied") == len(objects)
+
+
+def test_a_release_goes_back_to_what_it_was(helm: Helm, release: Release) -> None:
+    helm.ok("upgrade", release.name, str(CHART), "--namespace", release.namespace, *STOPPED, "--set", "replicas=0")
+    helm.ok("rollback", release.name, "1", "--namespace", release.namespace)
+    level = release.kubectl(
+        "get", "deployment", f"{release.name}-trtmodel-operator", "--namespace", release.namespace,
+        "-o", "jsonpath={.spec.template.spec.containers[0].env[?(@.name=='TRTMODEL_LOG_LEVEL')].value}",
+    ).stdout  # fmt: skip
+    assert level == "INFO"
+
+
 def test_the_notes_tell_how_the_definition_is_upgraded(helm: Helm, release: Release) -> None:
     notes = helm.ok("get", "notes", release.name, "--namespace", release.namespace)
     assert "kubectl apply --server-side --force-conflicts -f" in notes
@@ -128,6 +166,6 @@ def test_the_notes_tell_how_the_definition_is_upgraded(helm: Helm, release: Rele
 def test_models_outlive_the_release(helm: Helm, release: Release) -> None:
     """Removing the operator must not remove what serves: the definition stays, and with it every TRTModel."""
     other = f"{release.name}b"
-    helm.ok("install", other, str(CHART), "--namespace", release.namespace, "--set", "replicas=0")
+    helm.ok("install", other, str(CHART), "--namespace", release.namespace, *STOPPED)
     helm.ok("uninstall", other, "--namespace", release.namespace)
     assert release.kubectl("get", "crd", "trtmodels.trtmodel.io").returncode == 0
