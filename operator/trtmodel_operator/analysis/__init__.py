@@ -71,7 +71,6 @@ def look(candidate: AttemptCounts, baseline: AttemptCounts, limits: AnalysisSpec
     latency, latency_text, latency_short = judge_latency(tried.compute, baseline.compute, limits.max_latency_ratio)
     agreement, agreement_text = judge_agreement(candidate.shadow, limits.min_agreement)
     too_few = requests < limits.min_requests and errors is not Verdict.FAIL
-    slow = latency is Verdict.FAIL
     if requests < limits.min_requests:
         latency = Verdict.INCONCLUSIVE
     golden = [f"{candidate.synthetic:,} of the candidate's requests were golden samples"] if candidate.synthetic else []
@@ -89,8 +88,11 @@ def look(candidate: AttemptCounts, baseline: AttemptCounts, limits: AnalysisSpec
         agreement_sentence=agreement_text,
         too_few=too_few,
     )
-    spotless = failures(tried) == 0 and not slow and agreement is Verdict.PASS
-    return _let_pass(found) if too_few and spotless and limits.no_data is NoData.PROMOTE else found
+    if not too_few or limits.no_data is not NoData.PROMOTE or failures(tried) or agreement is not Verdict.PASS:
+        return found
+    # The exceedance test is exact for any number of samples: a few that are all too slow are proof enough.
+    slow = judge_latency(tried.compute, baseline.compute, limits.max_latency_ratio, least=1)[0] is Verdict.FAIL
+    return found if slow else _let_pass(found)
 
 
 def worst(*verdicts: Verdict) -> Verdict:

@@ -24,12 +24,13 @@ Histogram = Mapping[int, int]
 
 
 def judge_latency(
-    candidate: Mapping[str, Histogram], baseline: Mapping[str, Histogram], limit: float
+    candidate: Mapping[str, Histogram], baseline: Mapping[str, Histogram], limit: float, least: int = LEAST_SAMPLES
 ) -> tuple[Verdict, str, str]:
+    """The verdict, and what was seen in words, long and short. `least`: samples on either side that a bucket takes."""
     judged = [
         bucket
         for bucket in sorted(candidate)
-        if min(count(candidate[bucket]), count(baseline.get(bucket, {}))) >= LEAST_SAMPLES
+        if min(count(candidate[bucket]), count(baseline.get(bucket, {}))) >= least
     ]
     samples = sum(count(histogram) for histogram in candidate.values())
     covered = sum(count(candidate[bucket]) for bucket in judged)
