@@ -8,7 +8,15 @@ import socket
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, start_http_server
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    Info,
+    disable_created_metrics,
+    start_http_server,
+)
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -46,6 +54,7 @@ class OperatorMetrics:
     """Implements `ports.Metrics`, with a registry of its own, so that several can live in one process."""
 
     def __init__(self) -> None:
+        disable_created_metrics()  # a second series for each counter, of which nobody here makes use
         self.registry = r = CollectorRegistry()
         self.reconciles = Counter(f"{_P}reconcile", "Passes over a TRTModel, by result", ["result"], registry=r)
         self.seconds = Histogram(f"{_P}reconcile_seconds", "Seconds that a pass took", buckets=_BUCKETS, registry=r)
