@@ -137,7 +137,9 @@ class Informer:
                 async for event in self._api.watch(path, LABEL_MODEL, stream.version, SILENCE):
                     self._take(event, stream)
                     pause = AGAIN_FIRST
-                continue  # the server ends each after some minutes
+                # The server ends each after some minutes. One that ends them at once must not be asked without a pause.
+                await asyncio.sleep(pause)
+                pause = min(AGAIN_MOST, pause * 2)
             except ClusterError as e:
                 if e.status == 410:
                     log.info("%s are listed again: %s", self.kind, e)

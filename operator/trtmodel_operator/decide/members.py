@@ -118,10 +118,9 @@ def in_turn(seen: Observed, memory: Memory) -> set[str]:
     begun = [w for w in members if was_told(memory, w) or _engine_of(seen, w, memory.candidate) is not None]
     turns = {w.uid for w in begun}
     at_work = [w for w in begun if not (w.ready and facts.holds(seen, w, facts.digest_for(w, memory.candidate)))]
-    others = [w for w in members if w.uid not in turns and w.report is not None]
-    following = min(others, key=lambda w: not w.ready, default=None)
-    if following is not None and not at_work and any(w.ready and w is not following for w in workers):
-        turns.add(following.uid)
+    may = [w for w in members if w.uid not in turns and w.report and any(o.ready and o is not w for o in workers)]
+    if may and not at_work:
+        turns.add(min(may, key=lambda w: not w.ready).uid)
     return turns
 
 

@@ -7,9 +7,19 @@ from dataclasses import replace
 
 import pytest
 from decide_scene import MODEL, A, B, Scene, asks_for, busy, decide, obey, of, serving, with_worker
-from trtmodel_contract.control import NOT_RESIDENT, EngineReport, EngineState, Role, Routes
+from trtmodel_contract.control import (
+    NOT_RESIDENT,
+    EngineReport,
+    EngineState,
+    MemoryPolicy,
+    MemoryReport,
+    Role,
+    Routes,
+)
 from trtmodel_operator.model import Decision, ObservedWorker, Signal
 from trtmodel_operator.spec import parse_command
+
+TWO = [{"workers": 2, "hold": "15s"}]
 
 
 def resident(worker: ObservedWorker) -> EngineReport | None:
@@ -90,6 +100,52 @@ def test_a_rollout_changes_every_worker_while_others_answer(replicas: int) -> No
     assert decision.memory.stable is not None
     assert decision.memory.stable.revision == B
     assert most >= 1  # this world did take workers out of service
+
+
+@pytest.mark.parametrize("share", [1, "60%"])
+def test_one_worker_after_the_other_leaves_service_however_large_the_step(share: int | str) -> None:
+    steps = [{"workers": share, "hold": "15s"}]
+    asked = asks_for(serving(A, replicas=5, rollout__memoryPolicy="Resource", rollout__steps=steps), B)
+    seen, _, most = live(asked, settled_on(B))
+    assert most == 1
+    assert set(serves_with(seen)) == {B}
+
+
+def says(seen: Scene, policy: MemoryPolicy) -> Scene:
+    """What the workers' last decision on memory was."""
+    for worker in seen.workers:
+        assert worker.report is not None
+        model = replace(worker.report.models[MODEL.name], memory=MemoryReport(policy, "", 1, 1))
+        seen = with_worker(seen, worker.uid, report=replace(worker.report, models={MODEL.name: model}))
+    return seen
+
+
+@pytest.mark.parametrize(("said", "told"), [(MemoryPolicy.AVAILABILITY, 3), (MemoryPolicy.RESOURCE, 1)])
+def test_with_policy_auto_the_workers_say_whether_memory_holds_one_engine(said: MemoryPolicy, told: int) -> None:
+    steps = [{"workers": 3, "hold": "15s"}]
+    seen = says(asks_for(serving(A, replicas=4, rollout__steps=steps), B), said)
+    decision = decide(seen)
+    assert len([s for s in of(decision, Signal) if len(s.engines) == 2]) == told
+
+
+def test_who_is_not_ready_yet_is_waited_for_before_the_next_leaves() -> None:
+    asked = asks_for(serving(A, replicas=3, rollout__memoryPolicy="Resource", rollout__steps=TWO), B)
+    seen, _, _ = live(asked, lambda now, _: serves_with(now).count(B) == 1)
+    (first,) = [w for w in seen.workers if serves_with(seen)[seen.workers.index(w)] == B]
+    starting = with_worker(seen, first.uid, ready=False)
+    before = [s.uid for s in of(decide(starting), Signal) if s.may_drain]
+    assert before == [first.uid]
+    after = [s.uid for s in of(decide(seen), Signal) if s.may_drain]
+    assert len(after) == 2
+    assert first.uid in after
+
+
+def test_the_last_ready_worker_never_leaves() -> None:
+    seen = asks_for(serving(A, replicas=3, rollout__memoryPolicy="Resource", rollout__steps=TWO), B)
+    for worker in seen.workers[1:]:
+        seen = with_worker(seen, worker.uid, ready=False)
+    decision = decide(seen)
+    assert not [s.uid for s in of(decision, Signal) if s.may_drain and s.uid == seen.workers[0].uid]
 
 
 @pytest.mark.parametrize("replicas", [2, 3, 5])
