@@ -54,7 +54,8 @@ class OperatorMetrics:
     """Implements `ports.Metrics`, with a registry of its own, so that several can live in one process."""
 
     def __init__(self) -> None:
-        disable_created_metrics()  # a second series for each counter, of which nobody here makes use
+        # A second series for each counter, of which nobody here makes use.
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = r = CollectorRegistry()
         self.reconciles = Counter(f"{_P}reconcile", "Passes over a TRTModel, by result", ["result"], registry=r)
         self.seconds = Histogram(f"{_P}reconcile_seconds", "Seconds that a pass took", buckets=_BUCKETS, registry=r)
