@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from trtmodel_contract.codec import LATER, canonical, dumps
+from trtmodel_contract.codec import LATER, dumps
 from trtmodel_contract.gate import GateFigures, Task, Thresholds
 from trtmodel_contract.identity import EngineSettings, LoadKey, ModelRef, Storage, short_hash
 from trtmodel_contract.manifest import TensorSpec
+from trtmodel_contract.text import cut_json
 
 TASK_ENV = "TRTMODEL_TASK"
 TERMINATION_MESSAGE_BYTES = 4096  # the kubelet cuts what is longer, and cut JSON is no JSON
@@ -186,7 +187,7 @@ class JobResult:
         # Messages quote paths and foreign errors: half a surrogate pair (a file name that is no UTF-8) cannot be sent.
         whole = dataclasses.replace(self, message=self.message.encode("utf-8", "replace").decode())
         yield whole
-        brief = dataclasses.replace(whole, message=_cut(whole.message, MESSAGE_BYTES))
+        brief = dataclasses.replace(whole, message=cut_json(whole.message, MESSAGE_BYTES))
         yield brief
         brief = dataclasses.replace(
             brief,
@@ -199,7 +200,7 @@ class JobResult:
             for found in (bare.found, bare.found[:3], bare.found[:1], ()):
                 yield dataclasses.replace(brief, resolve=dataclasses.replace(bare, found=found))
         what = "The result does not fit into the 4,096 bytes of a termination message: a name in it is far too long. "
-        yield JobResult(Reason.INTERNAL, what + _cut(whole.message, MESSAGE_BYTES))
+        yield JobResult(Reason.INTERNAL, what + cut_json(whole.message, MESSAGE_BYTES))
 
 
 def _brief(found: tuple[FoundArtifact, ...]) -> tuple[FoundArtifact, ...]:
@@ -213,14 +214,4 @@ def _brief_figures(figures: GateFigures) -> GateFigures:
 
 def _brief_name(name: str) -> str:
     """Long names keep their end, which tells outputs apart, and a hash, so that no two become one."""
-    return name if len(name) <= 60 else f"{short_hash(name)}...{_cut(name[-40:], 100)}"
-
-
-def _cut(text: str, limit: int) -> str:
-    """As much of `text` as takes `limit` bytes in JSON, where a control character takes six and an emoji four."""
-    size = 0
-    for i, character in enumerate(text):
-        size += len(canonical(character)) - 2
-        if size > limit:
-            return text[:i]
-    return text
+    return name if len(name) <= 60 else f"{short_hash(name)}...{cut_json(name[-40:], 100)}"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import datetime
 
+from trtmodel_contract.text import cut
 
-def cut(text: str, limit: int) -> str:
-    return text if len(text) <= limit else text[: limit - 3] + "..."
+__all__ = ["cut", "timestamp"]
 
 
 def timestamp(seconds: float) -> str:

@@ -33,6 +33,7 @@ class Jobs:
     pin: str = ""
     endpoint: str = ""
     runs: int = 0
+    seconds: float = 100.0  # for one Job
 
     @property
     def storage(self) -> Storage:
@@ -94,7 +95,9 @@ class Jobs:
             "TRTMODEL_TERMINATION_LOG": str(log),
             **environment,
         }
-        done = subprocess.run([sys.executable, "-m", "trtmodel_worker", kind], env=variables, timeout=100, check=False)
+        done = subprocess.run(
+            [sys.executable, "-m", "trtmodel_worker", kind], env=variables, timeout=self.seconds, check=False
+        )
         return done.returncode, loads(JobResult, log.read_bytes())
 
     def objects(self) -> list[str]:

@@ -90,7 +90,7 @@ def build_job(path: Path, folder: Path) -> tuple[str, int, int]:
 
     rows = np.random.default_rng(2).normal(size=(16, WIDTH)).astype(np.float32)
     engine = EngineSettings("ONNXRuntime", profiles=profiles("x", WIDTH, batches=(1, 2, 2)), simplify=True)
-    jobs = make_jobs(folder, path, save_npz(folder / "eval.npz", x=rows), engine=engine)
+    jobs = make_jobs(folder, path, save_npz(folder / "eval.npz", x=rows), engine=engine, seconds=3600.0)
     peaks, over = [0, 0], threading.Event()
 
     def watch() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 import tempfile
 import zipfile
@@ -14,10 +15,11 @@ import odd_models
 import onnx
 import onnx_models as models
 import pytest
+from job_harness import make_jobs
 from onnx import TensorProto
 from trtmodel_contract.gate import Task
 from trtmodel_contract.identity import EngineSettings, Profile, ShapeRange
-from trtmodel_contract.jobs import Reason
+from trtmodel_contract.jobs import DataSet, Reason
 from trtmodel_worker.builder import check
 from trtmodel_worker.builder.examine import examine
 from trtmodel_worker.builder.findings import Report, require
@@ -27,6 +29,7 @@ from trtmodel_worker.engines.base import allocate_anew
 from trtmodel_worker.engines.building import Graph, Rejected
 from trtmodel_worker.engines.onnxruntime.build import OnnxBuilder
 from trtmodel_worker.engines.registry import builder, runtime
+from trtmodel_worker.storage import Source
 
 FOUR = (Profile({"x": ShapeRange((1, 4), (2, 4), (8, 4))}),)
 WHAT = "source s3://m/model.onnx (123 bytes, sha256 0123456789ab)"
@@ -412,10 +415,13 @@ def test_A21_branches_of_different_rank_are_served_with_the_shape_that_they_have
 
 def test_a_check_runs_in_a_process_of_its_own_with_all_that_is_wanted(tmp_path: Path) -> None:
     engine = EngineSettings("ONNXRuntime", profiles=FOUR)
-    graph = check.check(models.relu(tmp_path / "m"), WHAT, tmp_path, engine, Task.RAW, None)
+    path = models.relu(tmp_path / "m")
+    source = Source(path, "0" * 64, path.stat().st_size, f"file://{path}")
+    jobs = make_jobs(tmp_path, path, DataSet("file:///absent.npz", 9), engine=engine)
+    graph = check.check(jobs.resolve_task(), source, tmp_path)
     assert graph.inputs[0].name == "x"
     with pytest.raises(Rejected) as e:
-        check.check(models.relu(tmp_path / "m"), WHAT, tmp_path, EngineSettings("ONNXRuntime"), Task.RAW, None)
+        check.check(dataclasses.replace(jobs, engine=EngineSettings("ONNXRuntime")).resolve_task(), source, tmp_path)
     assert e.value.reason is Reason.PROFILE_MISMATCH
 
 

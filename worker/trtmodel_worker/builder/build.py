@@ -186,14 +186,7 @@ def _request(task: BuildTask, place: Place, work: Path, progress: Progress) -> R
             f"these settings make revision {name}, the task says {task.revision}: image and operator differ in version"
         )
         raise Rejected(Reason.INTERNAL, text)
-    graph = check.check(
-        source.path,
-        f"source {task.source_uri}",
-        work,
-        task.engine,
-        task.verify_task,
-        calibration.method if calibration else None,
-    )
+    graph = check.check(task, source, work)
     return Request(
         source=str(source.path),
         plan=str(work / "plan"),

@@ -11,24 +11,25 @@ import tempfile
 from pathlib import Path
 
 from trtmodel_contract.codec import dumps, loads
-from trtmodel_contract.gate import Task
-from trtmodel_contract.identity import EngineSettings
-from trtmodel_contract.jobs import Reason
+from trtmodel_contract.jobs import BuildTask, Reason, ResolveTask
 
 from trtmodel_worker.builder.findings import Report, error, require
 from trtmodel_worker.builder.process import StageDied, run_module
+from trtmodel_worker.builder.sources import used_calibration
 from trtmodel_worker.builder.wanted import Request, Wanted
 from trtmodel_worker.engines.building import Graph
+from trtmodel_worker.storage import Source
 
 MOST_SECONDS = 1800.0  # a model of 100 GB is read in that time
 
 
-def check(
-    source: Path, what: str, work: Path, settings: EngineSettings, task: Task, calibration_method: str | None
-) -> Graph:
-    """The graph of a model that can be built. `what` names the file in messages: URI, size and digest; `work` is a
-    directory with room for the graph without its weights. Raises Rejected, StageDied."""
-    report = examined(source, what, work, settings.runtime, Wanted(settings, task, calibration_method))
+def check(task: ResolveTask | BuildTask, source: Source, work: Path) -> Graph:
+    """The graph of the source, if it can be built and verified as the task says. `work` is a directory with room for
+    the graph without its weights. Raises Rejected, StageDied."""
+    calibration = used_calibration(task.engine, task.calibration)
+    wanted = Wanted(task.engine, task.verify_task, calibration.method if calibration else None)
+    what = f"source {task.source_uri} ({source.size:,} bytes, sha256 {source.digest[:12]})"
+    report = examined(source.path, what, work, task.engine.runtime, wanted)
     require(report.findings)
     assert report.graph is not None
     return report.graph

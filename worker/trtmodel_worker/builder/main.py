@@ -5,6 +5,7 @@ Whatever happens, there is a message: without one, all that the operator can say
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -31,10 +32,12 @@ from trtmodel_worker.builder import progress
 from trtmodel_worker.builder.sources import Place
 from trtmodel_worker.engines.building import Rejected
 from trtmodel_worker.storage import ArtifactStore, StorageError
+from trtmodel_worker.storage.cache import bounded
 from trtmodel_worker.storage.errors import no_space
 
 TERMINATION_LOG_ENV = "TRTMODEL_TERMINATION_LOG"
 CACHE_DIR_ENV = "TRTMODEL_CACHE_DIR"
+CACHE_BYTES_ENV = "TRTMODEL_CACHE_BYTES"
 DEFAULT_TERMINATION_LOG = "/dev/termination-log"
 DEFAULT_CACHE_DIR = "/var/cache/trtmodel"
 
@@ -101,7 +104,9 @@ def _resolve() -> JobResult:
     from trtmodel_worker.builder.resolve import resolve
 
     task = loads(ResolveTask, os.environ.get(TASK_ENV, ""))
-    found = resolve(task, _place(task))
+    place = _place(task)
+    with _bounded(place.cache):
+        found = resolve(task, place)
     text = f"revision {found.revision}: source {found.source_sha256[:12]}, {found.source_bytes:,} bytes"
     return JobResult(Reason.DONE, f"{text}, {len(found.found)} engines exist", resolve=found)
 
@@ -112,7 +117,7 @@ def _build() -> JobResult:
     task = loads(BuildTask, os.environ.get(TASK_ENV, ""))
     place = _place(task)
     place.cache.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=place.cache, prefix="work-") as work:
+    with _bounded(place.cache), tempfile.TemporaryDirectory(dir=place.cache, prefix="work-") as work:
         ended = build(task, place, Path(work), progress.board.say)
     return JobResult(ended.reason, ended.message, build=ended.result)
 
@@ -143,3 +148,13 @@ def _place(task: ResolveTask | BuildTask) -> Place:
     credentials = os.environ.get(CREDENTIALS_DIR_ENV, "")
     cache = Path(os.environ.get(CACHE_DIR_ENV, DEFAULT_CACHE_DIR))
     return Place(task.storage, Path(credentials) if credentials else None, cache)
+
+
+def _bounded(cache: Path) -> contextlib.AbstractContextManager[None]:
+    """A cache that outlives the Job's pod, on a volume, grows to a limit; one that goes with the pod needs none."""
+    text = os.environ.get(CACHE_BYTES_ENV, "")
+    if not text:
+        return contextlib.nullcontext()
+    if not text.isdecimal():
+        raise Rejected(Reason.INTERNAL, f"{CACHE_BYTES_ENV} is {text[:40]!r}: give a whole number of bytes")
+    return bounded(cache, int(text))

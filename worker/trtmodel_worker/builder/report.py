@@ -14,6 +14,7 @@ from typing import ClassVar
 from trtmodel_contract.codec import dumps
 from trtmodel_contract.gate import Check, GateFigures, Thresholds, Verdict
 from trtmodel_contract.identity import EngineSettings
+from trtmodel_contract.text import cut
 
 from trtmodel_worker.builder import report_html
 from trtmodel_worker.builder.observed import Findings
@@ -21,6 +22,7 @@ from trtmodel_worker.builder.observed import Findings
 MOST_BYTES = 1 << 20  # of each of the two
 _MOST_OUTPUTS = 64
 _MOST_CHECKS = 200
+_SHORT = 1000  # characters of a text, where little fits
 
 
 @dataclass(frozen=True)
@@ -90,17 +92,13 @@ def _ever_smaller(report: Report) -> Iterator[Report]:
     few = dataclasses.replace(report, figures=report.figures.worst(), checks=report.checks[:_MOST_CHECKS])
     yield few
     yield dataclasses.replace(few, findings=Findings(), sensitivity=None)
-    cut = {f.name: _cut(getattr(few.subject, f.name)) for f in dataclasses.fields(Subject) if f.type == "str"}
+    short = {f.name: cut(getattr(few.subject, f.name), _SHORT) for f in dataclasses.fields(Subject) if f.type == "str"}
     yield dataclasses.replace(
         few,
-        subject=dataclasses.replace(few.subject, built={}, engine=EngineSettings(few.subject.engine.runtime), **cut),
-        sentence=_cut(few.sentence),
+        subject=dataclasses.replace(few.subject, built={}, engine=EngineSettings(few.subject.engine.runtime), **short),
+        sentence=cut(few.sentence, _SHORT),
         checks=(),
         figures=dataclasses.replace(few.figures, outputs={}, keep_hints=()),
         findings=Findings(),
         sensitivity=None,
     )
-
-
-def _cut(text: str) -> str:
-    return text[:1000]

@@ -37,14 +37,7 @@ def resolve(task: ResolveTask, place: Place) -> ResolveResult:
     from trtmodel_worker.builder import check  # NumPy, as all that knows of arrays
     from trtmodel_worker.builder.dataset import DataSetFile
 
-    graph = check.check(
-        source.path,
-        f"source {task.source_uri} ({source.size:,} bytes, sha256 {sha256[:12]})",
-        place.cache,
-        task.engine,
-        task.verify_task,
-        calibration.method if calibration else None,
-    )
+    graph = check.check(task, source, place.cache)
     dataset = place.dataset(task.dataset)
     opened = DataSetFile(dataset.path, task.dataset.uri, graph.inputs, task.engine.profiles)
     opened.check_labels(graph, task.verify_task)
