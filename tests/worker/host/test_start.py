@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
+import subprocess
 from pathlib import Path
 
 import pytest
 from trtmodel_worker.front.artifacts import Artifacts
-from trtmodel_worker.front.hostproc import HostFailed, Hosts
+from trtmodel_worker.front.hostproc import HostFailed, Hosts, is_killed
 from trtmodel_worker.front.regions import Arenas
 from worker_harness import PLUGIN, REVISION_1, Bucket, eventually
 
@@ -25,6 +27,7 @@ def descriptors() -> int:
 def test_a_start_that_is_cancelled_at_any_moment_leaves_no_process_and_no_descriptor(
     bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    gc.collect()  # descriptors that earlier tests left to it
     monkeypatch.setenv("PYTHONPATH", PLUGIN)
     _, manifest = bucket.publish(REVISION_1, {"load": 60.0})
     artifacts = Artifacts(bucket.store, tmp_path / "cache")
@@ -77,3 +80,14 @@ def test_a_runtime_that_does_not_exist_is_named_with_those_that_do(monkeypatch: 
     monkeypatch.setenv("PYTHONPATH", PLUGIN)
     with pytest.raises(HostFailed, match="'Nothing' is not in this image: it has ONNXRuntime, TensorRT, Test"):
         asyncio.run(Hosts("Nothing").describe())
+
+
+@pytest.mark.parametrize(("end", "killed"), [("kill -9 $$", True), ("exit 9", False), ("kill -15 $$", False)])
+def test_a_process_that_was_killed_is_known_before_it_is_reaped(end: str, killed: bool) -> None:
+    with subprocess.Popen(["sh", "-c", f"read line; {end}"], stdin=subprocess.PIPE) as process:
+        assert not is_killed(process.pid)
+        assert process.stdin is not None
+        process.stdin.close()
+        eventually(lambda: Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z", "ended")
+        assert is_killed(process.pid) == killed
+    assert not is_killed(process.pid)

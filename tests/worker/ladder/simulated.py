@@ -127,6 +127,7 @@ class PretendedHost:
         self.failures = 0
         self.why = ""
         self.guilty = True
+        self.innocent = False
         self.dead = False
         self.stopped: list[Callable[[], None]] | None = None
         self.ends: dict[LanePort, socket.socket] = {}
@@ -158,11 +159,11 @@ class PretendedHost:
 
     # -- as the world does it
 
-    def die(self, *, guilty: bool) -> None:
-        """All its sockets close; the front has not reaped it yet."""
+    def die(self, *, guilty: bool, innocent: bool = False) -> None:
+        """All its sockets close; the front has not reaped it yet. `innocent`: but sees that somebody killed it."""
         if self.dead:
             return
-        self.guilty = guilty
+        self.guilty, self.innocent = guilty, innocent
         self._close()
         self._end()
 

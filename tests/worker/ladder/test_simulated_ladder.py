@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from simulated import WIDTHS, Behave, PretendedHost, World, simulate, world
+from simulated import DEATH_SECONDS, WIDTHS, Behave, PretendedHost, World, simulate, world
 from trtmodel_worker.front.calls import Failed, Unreadable
 from trtmodel_worker.front.lanes import LanePort
 from trtmodel_worker.host.wire import FailureClass
@@ -218,6 +218,26 @@ def test_a_host_that_was_killed_from_outside_leaves_no_suspect() -> None:
         await w.settle()
         assert statuses(w) == [200] * 6
         assert max(r.ended_at for r in w.requests) < 1000.2
+
+    run(story)
+
+
+@pytest.mark.parametrize("beside", ["sibling", "standby"])
+@pytest.mark.parametrize("innocent", [True, False])
+def test_what_a_killed_host_ran_does_not_wait_for_its_driver_to_clean_up(beside: str, innocent: bool) -> None:
+    async def story(w: World) -> None:
+        standby = w.engine("standby", 3.0)
+        stable = w.engine("stable", 2.0, hosts=2 if beside == "sibling" else 1, lanes=1, helper="standby")
+        stable.seconds = standby.seconds = (0.004, 0.004)
+        request = w.send(stable)
+        await asyncio.sleep(0.001)
+        host = next(lane.host for lane in stable.scheduler._lanes.all if lane.attempt is not None)
+        died = time.monotonic()
+        host.die(guilty=False, innocent=innocent)
+        await w.settle()
+        assert len(request.answers) == 1
+        assert (request.ended_at - died < DEATH_SECONDS) == innocent
+        assert stable.arena.in_use == 0
 
     run(story)
 

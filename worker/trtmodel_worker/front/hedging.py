@@ -1,4 +1,5 @@
-"""Batches that run too long are also run on another host; the first answer counts.
+"""Batches that run too long are also run on another host; the first answer counts. So are those of a host that somebody
+killed, if it is not reaped at once: a driver was seen to clean up for 100 ms after a process on a GPU.
 
 One timer looks, and only while something runs: one for every batch would cost more than the batches of a fast model.
 """
@@ -11,11 +12,12 @@ from collections.abc import Callable
 
 from trtmodel_worker.front.calls import Batch
 from trtmodel_worker.front.ladder import Overdue
-from trtmodel_worker.front.lanes import LanePort, Lanes
+from trtmodel_worker.front.lanes import Host, LanePort, Lanes
 from trtmodel_worker.front.stats import RevisionStats
 
 _LANES_PER_HEDGE = 4  # one hedge at a time for so many lanes, at least one: a slow engine must not get double load
 _LEAST_LOOK_SECONDS = 0.002
+_REAPED_SECONDS = 0.005  # a process without a device is reaped sooner, and its requests run again then
 
 
 class Hedges:
@@ -44,6 +46,14 @@ class Hedges:
         if self._timer is None:
             self._timer = self._loop.call_later(self._overdue.after(batch.bucket), self._look)
 
+    def suspend(self, host: Host) -> None:
+        """`host` is about to end."""
+        self._lanes.suspend(host)
+        if host.innocent:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = self._loop.call_later(_REAPED_SECONDS, self._look)
+
     def ended(self) -> None:
         """A hedge has ended. What it was for may run on: a stopped host holds all its lanes, and each has a batch."""
         self._running -= 1
@@ -53,14 +63,21 @@ class Hedges:
         now, soonest = time.monotonic(), 0.0
         for lane in self._lanes.all:
             attempt = lane.attempt
-            if attempt is None or lane.dying or attempt.batch.hedged or attempt.batch.hedges is not self:
+            if attempt is None or attempt.batch.hedged or attempt.batch.hedges is not self:
+                continue
+            if lane.dying and not lane.host.innocent:
                 continue  # what a dead host ran may be why it died
             batch = attempt.batch
-            due = attempt.started + self._overdue.after(batch.bucket)
+            if lane.dying:
+                due, allowed = lane.since + _REAPED_SECONDS, True
+            else:
+                due = attempt.started + self._overdue.after(batch.bucket)
+                allowed = self._running < max(1, self._lanes.living // _LANES_PER_HEDGE)
             if due > now:
                 soonest = min(soonest or due, due)
-            elif batch.wanted and not batch.suspect and self._running < max(1, self._lanes.living // _LANES_PER_HEDGE):
-                self._drain(lane)
+            elif allowed and batch.wanted and not batch.suspect:
+                if not lane.dying:
+                    self._drain(lane)
                 if lane.attempt is attempt and self._start(batch, lane):
                     batch.hedged = True
                     self._running += 1

@@ -37,6 +37,7 @@ log = logging.getLogger(__name__)
 
 _DESCRIBE_SECONDS = 60.0
 _FINISH_SECONDS = 15.0
+_EXIT_CODE = 49  # in /proc/PID/stat, after the name: set at the beginning of a process's end
 _EXITS = {
     HostExit.CANNOT_LOAD: "it could not load the engine",
     HostExit.STICKY_ERROR: "its device context was poisoned",
@@ -214,6 +215,7 @@ class EngineHost:
         self._hung_up = False
         self._oom_kills = oom_kills()
         self.failures = 0
+        self.innocent = False
         self.pid = process.pid
         self.why = ""
         self.ready = Ready(0.0)
@@ -263,6 +265,7 @@ class EngineHost:
         all the same, for it must not live on without a lane."""
         if not self.why and not self.exited.done():
             self._hung_up = True
+            self.innocent = is_killed(self.pid) and oom_kills() == self._oom_kills
             self.kill(why)
 
     async def end(self, grace: float = _FINISH_SECONDS) -> None:
@@ -308,6 +311,15 @@ class EngineHost:
             lane.channel.close()
         if not self.exited.done():
             self.exited.set_result(code)
+
+
+def is_killed(pid: int) -> bool:
+    """Whether SIGKILL ends the process or has ended it, reaped or not. Where the kernel does not tell: False."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return False
+    return fields[_EXIT_CODE : _EXIT_CODE + 1] == [str(int(signal.SIGKILL))]
 
 
 def oom_kills() -> int:

@@ -13,9 +13,10 @@ from trtmodel_worker.front.ladder import Overdue
 
 class Host(Protocol):
     """What the scheduler may do to a host: end it. Its attempts come back when it was reaped. `guilty`: what it runs
-    may be why."""
+    may be why. `innocent`: it is known before it was reaped that nothing that it runs is why it ends."""
 
     failures: int
+    innocent: bool
 
     def kill(self, why: str, *, guilty: bool = True) -> None: ...
 
@@ -26,7 +27,7 @@ class Host(Protocol):
 
 class LanePort:
     """One lane. `resting`: its host rebuilds it. `probing`: the generation of a probe, or 0. `since`: when it was sent
-    something last. `dying`: its host is about to end."""
+    something last, or was seen to end. `dying`: its host is about to end."""
 
     __slots__ = ("attempt", "channel", "dying", "host", "probing", "resting", "since")
 
@@ -72,7 +73,8 @@ class Lanes:
 
     def suspend(self, host: Host) -> None:
         for lane in self.all:
-            lane.dying = lane.dying or lane.host is host
+            if lane.host is host and not lane.dying:
+                lane.dying, lane.since = True, time.monotonic()
         self.free = [lane for lane in self.free if lane.host is not host]
 
     def remove(self, host: Host) -> list[LanePort]:

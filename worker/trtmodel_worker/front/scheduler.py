@@ -202,7 +202,7 @@ class Scheduler:
 
     def suspend(self, host: Host) -> None:
         """The host is about to end: it gets nothing more."""
-        self._lanes.suspend(host)
+        self._hedges.suspend(host)
 
     def remove(self, host: Host, *, count_death: bool, guilty: bool = True) -> None:
         """The host was reaped, so nothing of it can write any more: its batches run again. `guilty`: a request may be
