@@ -148,6 +148,13 @@ def test_the_api_server_takes_every_object_that_the_chart_can_make(helm: Helm, r
     assert done.stdout.count("serverside-applied") == len(objects)
 
 
+def test_the_api_server_takes_the_example_of_an_autoscaler(release: Release) -> None:
+    text = (CHART.parents[1] / "examples" / "autoscaling" / "hpa.yaml").read_text()
+    text = text.replace("namespace: ml", f"namespace: {release.namespace}")
+    done = release.kubectl("apply", "--dry-run=server", "--validate=strict", "-f", "-", text=text)
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_release_goes_back_to_what_it_was(helm: Helm, release: Release) -> None:
     helm.ok("upgrade", release.name, str(CHART), "--namespace", release.namespace, *STOPPED, "--set", "replicas=0")
     helm.ok("rollback", release.name, "1", "--namespace", release.namespace)
