@@ -75,7 +75,7 @@ def samples(count: int = SAMPLES) -> Rows:
 
 
 def write_tiny(out: Path) -> None:
-    """a.onnx, b.onnx, c.onnx, plain.onnx, page.onnx (which is none), eval.npz, empty.npz, narrow.npz (another width)."""
+    """a.onnx, b.onnx, c.onnx, plain.onnx, page.onnx (which is none), eval.npz, empty.npz, narrow.npz (other width)."""
     onnx.save(tiny("a"), out / "a.onnx")
     onnx.save(tiny("b", gain=2.0), out / "b.onnx")
     onnx.save(tiny("c", gain=3.0), out / "c.onnx")

@@ -1,4 +1,4 @@
-"""Engines are built once: found again, shared, watched while they are built, and removed with the last who needs them."""
+"""Engines are built once: found again, shared, watched in the making, and removed with the last that needs them."""
 
 from __future__ import annotations
 

@@ -60,6 +60,9 @@ def test_a_namespace_with_models_goes_while_the_operator_runs_and_it_looks_after
     world: World, world_of: Callable[[str], World], cluster: Cluster, operator: Operator, endpoint: str
 ) -> None:
     in_the_making(world, endpoint)
+    # Its artifacts cannot be removed any more, since no Job can be made: it holds up nothing all the same.
+    world.apply(models.tiny("held", endpoint, deletionPolicy="Delete"))
+    world.wait("held", "a finalizer holds it", lambda m: bool(m["metadata"].get("finalizers")), 30)
     assert delete_namespace(cluster) < GONE_SECONDS
     other = world_of("e2e-bad")
     other.apply(models.tiny("after", endpoint))
