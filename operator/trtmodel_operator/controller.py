@@ -21,6 +21,7 @@ PASS_TIMEOUT = 45.0  # seconds of one pass; less than STUCK, so that a slow API 
 STUCK = 60.0  # seconds without any worker finishing or idling, after which the process is of no use
 ENDLESS = 120.0  # seconds of one pass, which was told to end after PASS_TIMEOUT and does not
 STARVED = 900.0  # seconds that a change may wait for its pass: all models have had several by then
+STOP_SECONDS = 2.0  # that passes under way get to end
 BEAT = 1.0
 BESIDE_AGAIN = 30.0  # seconds until what runs beside the passes is begun again, should it end
 LAG_MOST = 5.0
@@ -102,10 +103,14 @@ class Controller:
         self._tasks += [asyncio.create_task(self._for_ever(run), name=name) for name, run in self._beside.items()]
 
     async def stop(self) -> None:
-        """Passes under way are cancelled: every line of them may be the last."""
+        """Passes under way are cancelled: every line of them may be the last. One that does not end is left: the
+        process ends soon, and the next leader waits."""
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._tasks:
+            _, left = await asyncio.wait(self._tasks, timeout=STOP_SECONDS)
+            for task in left:
+                log.error("%s does not end", task.get_name())
         self._tasks = []
 
     def trouble(self) -> str:

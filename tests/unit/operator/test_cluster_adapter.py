@@ -328,3 +328,20 @@ def test_a_lease_does_not_wait_behind_other_writes(api_server: FakeApiServer) ->
 )
 def test_metrics_name_resources_and_no_objects(path: str, resource: str) -> None:
     assert resource_of(path) == resource
+
+
+def test_who_may_lead_no_more_sends_no_write_and_still_fights_for_its_lease(api_server: FakeApiServer) -> None:
+    metadata = {"namespace": "ops", "name": "trtmodel-operator"}
+    lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": {}}
+    api_server.put(model())
+
+    async def scene(cluster: KubernetesCluster) -> None:
+        cluster._api.may_write = lambda: False
+        await cluster.replace_lease(await cluster.create_lease(lease))
+        assert await cluster.get_model(KEY) is not None
+        for write in (cluster.create_job(job()), cluster.write_status(KEY, {}), cluster.delete_workload(KEY, "x")):
+            with pytest.raises(ClusterError, match="another may lead by now"):
+                await write
+
+    on(api_server, scene)
+    assert {s.path.rpartition("/")[0].rpartition("/")[2] for s in api_server.writes()} == {"ops", "leases"}

@@ -194,3 +194,63 @@ def test_a_leader_whose_lease_was_taken_ends_itself() -> None:
         assert lost == [1]
 
     run(scene)
+
+
+def test_a_renewal_is_one_call_and_one_that_somebody_disturbed_reads_first() -> None:
+    async def scene() -> None:
+        store, lost = Counting(), []
+        one = lease(store, "one", lost=lambda: lost.append(1), renew_deadline=60, duration=60)
+        await one.acquire()
+        reads, writes = store.reads, store.writes
+        holding = asyncio.create_task(one.hold())
+        await until(lambda: store.writes >= writes + 3)
+        assert store.reads == reads
+        assert store.lease is not None
+        store.lease["metadata"]["resourceVersion"] = "by hand"
+        await until(lambda: store.reads == reads + 1)
+        assert not lost
+        holding.cancel()
+
+    run(scene)
+
+
+def test_a_lease_that_is_deleted_is_made_again_by_its_leader() -> None:
+    async def scene() -> None:
+        store, lost = Store(), []
+        one = lease(store, "one", lost=lambda: lost.append(1), renew_deadline=60, duration=60)
+        await one.acquire()
+        holding = asyncio.create_task(one.hold())
+        store.lease = None
+        await until(lambda: store.holder == "one")
+        assert not lost
+        holding.cancel()
+
+    run(scene)
+
+
+def test_a_leader_that_stood_still_knows_that_its_lease_expired_before_it_does_anything() -> None:
+    async def scene() -> None:
+        now = [0.0]
+        one = lease(Store(), "one", now=lambda: now[0], renew_deadline=10, duration=15)
+        await one.acquire()
+        now[0] = 9.9
+        assert not one.expired()
+        now[0] = 10.0  # the clock goes on while the process is stopped
+        assert one.expired()
+        assert one.trouble() == "the lease was not renewed for 10 s"
+
+    run(scene)
+
+
+class Counting(Store):
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads = self.writes = 0
+
+    async def get_lease(self, namespace: str, name: str) -> Json | None:
+        self.reads += 1
+        return await super().get_lease(namespace, name)
+
+    async def replace_lease(self, lease: Json) -> Json:
+        self.writes += 1
+        return await super().replace_lease(lease)

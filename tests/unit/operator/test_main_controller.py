@@ -102,6 +102,29 @@ def test_the_resync_goes_on_after_a_list_that_failed_and_finds_what_no_event_tol
     play(scene)
 
 
+def test_what_is_known_is_looked_at_again_one_by_one_and_what_is_new_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(controllers, "AGAIN_RATE", 0.001)  # so that a list brings one of them
+
+    async def scene() -> None:
+        seen: list[str] = []
+
+        async def reconcile(key: Key) -> None:
+            seen.append(key[1])
+
+        cluster = Cluster(**{f"m{n}": "1" for n in range(10)})
+        stage = Stage(reconcile, cluster, resync=0.05)
+        stage.controller.start()
+        await until(lambda: len(seen) >= 10)
+        cluster.models |= {("ml", "new"): "1", ("ml", "newer"): "1"}
+        await until(lambda: {"new", "newer"} <= set(seen))
+        assert len(seen) <= 12 + cluster.lists
+        await until(lambda: all(seen.count(f"m{n}") >= 2 for n in range(10)))
+        assert seen.count("m0") <= seen.count("m9") + 2
+        await stage.controller.stop()
+
+    play(scene)
+
+
 def test_a_pass_that_wants_another_one_gets_it_and_one_that_does_not_waits_for_events() -> None:
     async def scene() -> None:
         seen: list[Key] = []

@@ -150,3 +150,32 @@ def test_the_oldest_key_tells_how_long_it_has_waited(queue: WorkQueue, time: Tim
     time.pass_(3)
     queue.add(B)
     assert queue.oldest() == 3
+
+
+def test_what_changed_goes_first_and_what_is_looked_at_again_has_every_fifth_turn(queue: WorkQueue) -> None:
+    async def scene() -> None:
+        for n in range(3):
+            queue.add_aside(("ml", f"again-{n}"))
+        for n in range(8):
+            queue.add(("ml", f"changed-{n}"))
+        order = [(await queue.get())[1] for _ in range(11)]
+        assert order[:5] == ["changed-0", "changed-1", "changed-2", "changed-3", "again-0"]
+        assert order[5:10] == ["changed-4", "changed-5", "changed-6", "changed-7", "again-1"]
+        assert order[10] == "again-2"
+
+    asyncio.run(scene())
+
+
+def test_a_change_of_a_model_that_waits_to_be_looked_at_again_makes_one_pass_in_the_first_lane(
+    queue: WorkQueue,
+) -> None:
+    async def scene() -> None:
+        queue.add_aside(("ml", "a"))
+        queue.add(("ml", "a"))
+        queue.add_aside(("ml", "a"))
+        assert queue.depth() == 1
+        assert await queue.get() == ("ml", "a")
+        queue.add_aside(("ml", "a"))  # the pass that runs looks at it
+        assert queue.depth() == 0
+
+    asyncio.run(scene())
