@@ -117,6 +117,7 @@ def history_status(entry: HistoryEntry) -> Status:
         "outcome": entry.outcome,
         "reason": cut(entry.message or entry.reason, MESSAGE_LENGTH),
         **({"digests": list(entry.digests[:16])} if entry.digests else {}),
+        "endedAt": entry.at,
         **({"promotedAt": entry.at} if entry.outcome == reasons.PROMOTED else {}),
     }
 

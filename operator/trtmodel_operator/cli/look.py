@@ -97,10 +97,10 @@ def rows(models: Sequence[Json], now: float, *, everywhere: bool, wide: bool) ->
 
 def history(model: Json, now: float) -> list[tuple[str, ...]]:
     """Finished rollouts, newest first, with the head."""
-    found: list[tuple[str, ...]] = [("REVISION", "OUTCOME", "PROMOTED", "DIGESTS", "REASON")]
+    found: list[tuple[str, ...]] = [("REVISION", "OUTCOME", "ENDED", "DIGESTS", "REASON")]
     for entry in listed(_mapping(model.get("status")).get("history")):
         digests = ",".join(str(d)[:SHORT] for d in entry.get("digests") or ())
-        when = age(str(entry.get("promotedAt") or ""), now)
+        when = age(str(entry.get("endedAt") or entry.get("promotedAt") or ""), now)
         cells = (
             entry.get("revision"),
             entry.get("outcome"),

@@ -223,6 +223,8 @@ def _open_step(turn: Turn, candidate: str, step: StepMemory, identity: str, memb
 def _make_stable(turn: Turn, candidate: Deployed) -> None:
     memory = turn.memory
     sentence = (memory.step.sentence or "every step was passed") if memory.step else "the first revision"
+    if memory.step is not None and memory.step.approved:
+        sentence = f"a person promoted it; {memory.step.sentence or 'no request had met it'}"
     record(turn, candidate.revision, reasons.PROMOTED, reasons.PROMOTED, sentence, candidate)
     kept = {candidate.revision, memory.stable.revision if memory.stable else ""}
     turn.remember(

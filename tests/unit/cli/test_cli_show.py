@@ -234,7 +234,7 @@ def refuse(*_: object, **__: object) -> None:
 def test_history_tells_how_rollouts_ended(api_server: FakeApiServer, trtmodel: Type) -> None:
     put(api_server, SITUATIONS["rolled back"][0])
     head, newest, first = trtmodel("history", "magika").out.splitlines()
-    assert head.split() == ["REVISION", "OUTCOME", "PROMOTED", "DIGESTS", "REASON"]
+    assert head.split() == ["REVISION", "OUTCOME", "ENDED", "DIGESTS", "REASON"]
     assert newest.split()[:2] == [B, "Aborted"]
     assert "a person aborted the rollout" in newest
     assert first.split()[:2] == [A, "Promoted"]

@@ -309,10 +309,11 @@ def test_a_job_that_runs_and_one_that_failed_are_shown() -> None:
     assert target["job"]["stage"] == "SourceNotFound"
 
 
-def test_history_is_newest_first_with_a_time_only_for_what_was_promoted() -> None:
+def test_history_is_newest_first_and_tells_when_each_ended() -> None:
     history = status(rolled_back())["history"]
     assert [(h["revision"], h["outcome"]) for h in history] == [(B, "Aborted"), (A, "Promoted")]
     assert "promotedAt" not in history[0]
+    assert history[0]["endedAt"].endswith("Z")
     assert history[1]["promotedAt"].endswith("Z")
     assert history[0]["reason"] == "a person aborted the rollout"
 

@@ -131,6 +131,7 @@ def test_promote_gives_a_manual_promotion_and_it_is_done_at_once() -> None:
     assert decision.memory.stable.revision == B
     assert {s.stable for s in of(decision, Signal)} == {digest(B)}
     assert decision.memory.history[0].outcome == "Promoted"
+    assert decision.memory.history[0].message.startswith("a person promoted it; 0 of ")
 
 
 def test_a_manual_promotion_waits_only_when_every_worker_has_it_ready() -> None:
