@@ -113,9 +113,13 @@ def test_what_is_known_is_looked_at_again_one_by_one_and_what_is_new_at_once(mon
 
         cluster = Cluster(**{f"m{n}": "1" for n in range(10)})
         stage = Stage(reconcile, cluster, resync=0.05)
+        for key in cluster.models:
+            stage.witness.deliver(key, "1")  # or the watch would be taken for broken
         stage.controller.start()
         await until(lambda: len(seen) >= 10)
-        cluster.models |= {("ml", "new"): "1", ("ml", "newer"): "1"}
+        for key in (("ml", "new"), ("ml", "newer")):
+            cluster.models[key] = "1"
+            stage.witness.deliver(key, "1")
         await until(lambda: {"new", "newer"} <= set(seen))
         assert len(seen) <= 12 + cluster.lists
         await until(lambda: all(seen.count(f"m{n}") >= 2 for n in range(10)))
