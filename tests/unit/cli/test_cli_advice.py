@@ -26,11 +26,7 @@ OWN = STAGES | {value for name, value in vars(reasons).items() if name.isupper()
 JOBS = {reason.value for reason in Reason}
 CLUSTER = {"Unschedulable", "ImagePullBackOff", "OOMKilled", "DeadlineExceeded", "CrashLoopBackOff", "Evicted"}
 WORKERS = {"SignatureInvalid", "NotStarted", "HostNotStarted", "FetchTimeout", "StorageStuck", DEVICE_LOST}
-PAGES = [
-    p
-    for p in [ROOT / "README.md", *sorted(DOCS.rglob("*.md")), *sorted((ROOT / "examples").rglob("*.md"))]
-    if "runbooks" not in p.parts
-]
+PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md")), *sorted((ROOT / "examples").rglob("*.md"))]
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ +(.*?) *#*$", re.MULTILINE)
 
