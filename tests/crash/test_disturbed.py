@@ -129,6 +129,23 @@ def test_a_candidate_that_goes_bad_while_nobody_watches_is_never_promoted() -> N
     assert tried == {0, 1, 2}
 
 
+def test_without_an_operator_workers_return_to_stable_by_themselves_and_answer_on() -> None:
+    tried = 0
+    for before in good_update()[0]:
+        run = before.fork()
+        if run.world.on_candidate() == 0:
+            continue
+        run.world.tick(299.0)
+        for _ in range(3):
+            run.world.tick(1.0)
+        assert run.world.on_candidate() == 0
+        stable = run.world.rollout["stable"]["artifacts"][0]["manifestDigest"]
+        assert {w.routes.stable for w in run.world.workers.values()} == {stable}
+        assert all(w.serves(run.world) for w in run.world.workers.values())
+        tried += 1
+    assert tried > 5
+
+
 def test_a_member_whose_container_dies_takes_the_candidate_back() -> None:
     tried = 0
     for before in good_update()[0]:

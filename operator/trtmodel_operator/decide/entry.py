@@ -14,9 +14,10 @@ from trtmodel_operator.model import Artifact, Deployed, ObservedPointer, Platfor
 def adopt_what_runs(turn: Turn) -> Outcome | None:
     """Status was lost (a restored object, a careless hand) and yet there are pointers or workers: what they serve is
     stable. Never a first rollout over running workers. A command that stands there was taken before, for all that is
-    known: a rollback that was taken twice would be a way forward."""
+    known: a rollback that was taken twice would be a way forward. But what was paused stays so."""
     if turn.memory.sequence > 0:
         return None
+    command = turn.seen.command
     newest_first = sorted(turn.seen.pointers, key=lambda p: (-p.sequence, p.name))
     stable = _from_pointers([(p, p.stable) for p in newest_first]) or _from_reports(turn)
     if stable is None:
@@ -31,7 +32,8 @@ def adopt_what_runs(turn: Turn) -> Outcome | None:
         platform=platform or builds.platform(turn),
         window=f"w{_highest_sequence(turn) + 1}",
         sequence=_highest_sequence(turn),
-        command=turn.seen.command.text if turn.seen.command else "",
+        command=command.text if command else "",
+        paused=command.text if command and command.verb == "pause" else "",
     )
     message = f"status was lost: {stable.revision} is taken as stable, as boot pointers and workers have it"
     return Outcome(Situation(Stage.SERVING, reasons.ADOPTED, message), NEXT)

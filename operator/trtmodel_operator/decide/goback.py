@@ -8,6 +8,7 @@ takes a build, a gate or a step: it was proved when it was promoted, and who ask
 from __future__ import annotations
 
 from trtmodel_operator import facts, reasons
+from trtmodel_operator.decide import builds
 from trtmodel_operator.decide.members import holders, unprepared
 from trtmodel_operator.decide.steps import why_unprepared
 from trtmodel_operator.decide.turn import LATER, SOON, Outcome, Turn, record, reject, steps_key
@@ -56,7 +57,8 @@ def switched(turn: Turn, left: Deployed, goal: Deployed) -> Outcome:
 
 def begin(turn: Turn, goal: Deployed) -> Outcome:
     """The workers are told to load it."""
-    step = StepMemory(0, steps_key(turn.spec), turn.seen.now, weight=0, back=True)
+    deaths = builds.deaths(turn, goal)  # where it is resident: it was stable once
+    step = StepMemory(0, steps_key(turn.spec), turn.seen.now, deaths=deaths, weight=0, back=True)
     turn.remember(candidate=goal, step=step, waiting="", waited=0.0, waited_at=0.0)
     message = f"going back to {goal.revision}: every worker loads it first"
     return Outcome(Situation(Stage.PREPARING, reasons.GOING_BACK, message, f"back to {goal.revision}"), SOON)

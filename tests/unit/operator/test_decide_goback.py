@@ -113,6 +113,15 @@ def test_one_that_cannot_be_loaded_any_more_changes_nothing() -> None:
     assert decide(obey(seen, decision)).situation.stage is Stage.SERVING
 
 
+def test_hosts_that_died_in_its_earlier_life_do_not_count() -> None:
+    seen = promoted()
+    seen = canary(with_engine(seen, "w1", A, deaths=1), C)  # A is the standby, and resident but for the members
+    seen = commanded(seen, f"rollback@{A}#1")
+    _, decision = run(obey(seen, decide(seen)), lambda _, d: d.memory.candidate is None)
+    assert decision.memory.stable is not None
+    assert decision.memory.stable.revision == A
+
+
 def test_a_storage_that_is_away_is_waited_for_and_a_person_may_give_it_up() -> None:
     seen, decision = far_back()
     seen = obey(seen, decision)

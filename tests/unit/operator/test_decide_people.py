@@ -30,7 +30,7 @@ from decide_scene import (
 )
 from trtmodel_contract.control import EngineState
 from trtmodel_operator.conditions import status
-from trtmodel_operator.model import CreateJob, Decision, Signal, Stage
+from trtmodel_operator.model import CreateJob, Decision, Memory, Signal, Stage
 from trtmodel_operator.spec import parse_command
 
 ONE = {"workers": 1, "hold": "15s"}
@@ -242,6 +242,13 @@ def test_a_pause_holds_also_what_comes_next_until_it_is_lifted() -> None:
     decision = decide(seen)
     assert (decision.rule, of(decision, CreateJob)) == ("paused", [])
     assert decide(commanded(seen, "resume#2")).memory.candidate is not None
+
+
+def test_with_status_lost_what_was_paused_by_command_stays_so() -> None:
+    seen = replace(asks_for(serving(A), B), command=parse_command("pause#1"), memory=Memory())
+    seen, decision = run(seen, lambda _, d: d.memory.stable is not None)
+    assert decision.memory.paused == "pause#1"
+    assert decide(obey(seen, decision)).rule == "paused"
 
 
 def test_promote_ends_a_pause_too() -> None:
