@@ -110,3 +110,15 @@ def test_a_place_in_s3_is_bucket_prefix_and_namespace() -> None:
 def test_a_grace_that_is_no_time_is_refused(where: str, tmp_path: Path, grace: str) -> None:
     with pytest.raises(SystemExit):
         trtmodel(tmp_path, "collect", where, f"--grace={grace}")
+
+
+def test_an_engine_that_was_revoked_is_not_copied_and_no_retry_is_called_for(
+    store: ArtifactStore, where: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    digest = publish(store)
+    target = tmp_path / "engines" / "trtmodel" / "production"
+    target.mkdir(parents=True)
+    assert trtmodel(tmp_path, "revoke", where, digest, "--reason", "bad") == JobExit.DONE
+    assert trtmodel(tmp_path, "copy", digest, where, str(target)) == JobExit.REJECTED
+    assert "is revoked: it may not be used any more" in capsys.readouterr().err
+    assert not list(target.rglob("manifest.json"))

@@ -72,8 +72,8 @@ def test_a_free_dimension_must_be_said_and_the_message_shows_how(tmp_path: Path,
     model = onnx_models.relu(tmp_path / "image.onnx", ("n", 3, "height", "height"))
     done = trtmodel("check", model, cache=cache)
     assert done.returncode == 42
-    assert "input 'x' is of shape [n, 3, height, height], and dimension 2 (height) may have any size" in done.stderr
-    proposed = re.search(r"--shape '(x:1-32x3xNxN)'", done.stderr)
+    assert "input 'x' is of shape [n, 3, height, height], and dimension 2 (height) may have any size" in done.stdout
+    proposed = re.search(r"--shape '(x:1-32x3xNxN)'", done.stdout)
     assert proposed
     done = trtmodel("check", model, "--shape", proposed[1].replace("N", "8"), cache=cache)
     assert "served x from [1, 3, 8, 8] to [32, 3, 8, 8]" in done.stdout
@@ -88,7 +88,8 @@ def test_everything_that_is_wrong_is_shown_at_once_for_people_and_for_programs(t
     assert shown.returncode == 42
     assert "error   ModelInvalid: weight 'w' holds NaN\n        way out: the training diverged" in shown.stdout
     assert "error   OperatorUnsupported: node 'first': operator ai.onnx:Foo does not exist" in shown.stdout
-    assert "and 1 more error" in shown.stderr
+    assert shown.stdout.count("weight 'w' holds NaN") == 1
+    assert shown.stderr == ""
     done = trtmodel("check", model, "--json", cache=cache)
     assert done.returncode == 42
     found = json.loads(done.stdout)
@@ -147,8 +148,9 @@ def test_an_engine_that_differs_too_much_fails(tmp_path: Path, cache: Path) -> N
     done = verify()
     assert done.returncode == 42
     assert done.stdout.startswith("GateFailed: output y: 20 values are NaN or infinite")
-    kept = verify("--keep", "^square$")
-    assert kept.returncode == 0, kept.stderr
+    for keep in (("--keep", "^square$"), ("--keep-operator", "Mul")):
+        kept = verify(*keep)
+        assert kept.returncode == 0, kept.stderr
 
 
 def test_int8_takes_its_ranges_from_data(linear: Path, tmp_path: Path, cache: Path) -> None:
@@ -184,7 +186,7 @@ def test_what_cannot_be_used_is_refused_in_words(
     (linear.parent / "text.onnx").write_text("not a model\n")
     done = trtmodel("check", *arguments, cache=cache)
     assert done.returncode == code, done.stderr
-    assert says in done.stderr
+    assert says in (done.stdout if code == 42 else done.stderr)
     assert "Traceback" not in done.stderr
 
 

@@ -11,6 +11,7 @@ from trtmodel_contract.gate import Task
 from trtmodel_contract.jobs import Reason
 from trtmodel_contract.keeping import Cause, Revocation
 from trtmodel_worker.builder.copying import Copied, copy
+from trtmodel_worker.engines.building import Rejected
 from trtmodel_worker.storage import ArtifactStore, StorageError
 
 REVISION = "0123456789"
@@ -91,7 +92,7 @@ def test_a_revoked_engine_is_not_copied(
     copied(staging, production, digest, tmp_path)
     side = staging if where == "source" else production
     side.revoke(REVISION, KEY, digest, Revocation(Cause.BY_HAND, "it is bad"))
-    with pytest.raises(StorageError, match="revoked"):
+    with pytest.raises(Rejected, match="revoked"):
         copied(staging, production, digest, tmp_path)
 
 

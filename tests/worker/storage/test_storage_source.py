@@ -336,3 +336,42 @@ def test_a_source_that_another_process_has_just_put_there_is_kept(
     monkeypatch.setattr(source, "_lookup", lambda *args: answers.pop() if answers else looked(*args))
     assert get(f"file://{folder}/", tmp_path) == theirs
     assert theirs.path.stat().st_ino == seen
+
+
+@pytest.mark.parametrize("form", ["file://{}/m/model.onnx", "file://{}/m/"])
+def test_a_link_out_of_the_models_folder_is_refused_and_one_within_it_followed(tmp_path: Path, form: str) -> None:
+    uri = form.format(tmp_path)
+    path = model(tmp_path / "m")
+    secret = tmp_path / "secret"
+    secret.write_bytes(WEIGHTS.tobytes())
+    data = path.with_name("model.onnx.data")
+    data.unlink()
+    data.symlink_to(secret)
+    with pytest.raises(StorageError, match=r"is a link to .*secret, outside of the model's folder") as e:
+        get(uri, tmp_path)
+    assert (e.value.reason, e.value.transient) == (Reason.MODEL_INVALID, False)
+    # As a ConfigMap is mounted: names are links into a folder that is replaced as a whole.
+    inside = tmp_path / "m" / "..2026" / "model.onnx.data"
+    inside.parent.mkdir()
+    data.unlink()
+    secret.rename(inside)
+    data.symlink_to("..2026/model.onnx.data")
+    if uri.endswith(".onnx"):
+        assert get(uri, tmp_path).size == path.stat().st_size + WEIGHTS.nbytes
+
+
+def test_the_links_of_a_hubs_cache_are_followed(tmp_path: Path) -> None:
+    """Each name is a link to a file that is named by its digest."""
+    path = model(tmp_path / "snapshots")
+    (tmp_path / "blobs").mkdir()
+    for number, file in enumerate(sorted((tmp_path / "snapshots").iterdir())):
+        file.rename(tmp_path / "blobs" / f"sha-{number}")
+        file.symlink_to(tmp_path / "blobs" / f"sha-{number}")
+    found = get(f"file://{path}", tmp_path)
+    assert get(f"file://{tmp_path}/snapshots/", tmp_path).digest == found.digest
+
+
+def test_a_model_that_is_named_may_be_a_link_to_anywhere(tmp_path: Path) -> None:
+    path = model(tmp_path / "m", location=None)
+    (tmp_path / "here.onnx").symlink_to(path)
+    assert get(f"file://{tmp_path}/here.onnx", tmp_path).digest == sha256(path)

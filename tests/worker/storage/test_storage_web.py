@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import urllib.request
+from collections.abc import Iterator
 from email.message import Message
+from pathlib import Path
 
 import pytest
 from trtmodel_contract.jobs import Reason
-from trtmodel_worker.storage import StorageError
+from trtmodel_worker.storage import StorageError, download
+from trtmodel_worker.storage.remote import Reader, Version
 from trtmodel_worker.storage.web import _Redirects, _version
 
 
@@ -51,3 +55,24 @@ def test_a_length_that_is_none_is_a_fault_of_the_server(length: str) -> None:
 
 def test_a_length_that_is_not_told_is_unknown() -> None:
     assert _version("https://h/m.onnx", Message()).size is None
+
+
+def test_what_states_no_length_ends_at_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that sends for ever would fill the disk of the node."""
+    monkeypatch.setattr(download, "UNSTATED_MOST_BYTES", 1000)
+
+    class Endless:
+        def read(self, amount: int, /) -> bytes:
+            return b"x" * min(amount, 600)
+
+    class Unstated:
+        what = "https://h/m.onnx"
+
+        @contextlib.contextmanager
+        def open(self) -> Iterator[tuple[Version, Reader]]:
+            yield Version(None, ""), Endless()
+
+    with pytest.raises(StorageError, match="1,000") as e:
+        download.download(Unstated(), tmp_path)  # type: ignore[arg-type]
+    assert not e.value.transient
+    assert not list((tmp_path / "tmp").iterdir())

@@ -23,6 +23,7 @@ from trtmodel_contract.manifest import Manifest
 from trtmodel_worker.alone.home import Home, default_home
 from trtmodel_worker.alone.say import name, say
 from trtmodel_worker.builder import collect, copying
+from trtmodel_worker.engines.building import Rejected
 from trtmodel_worker.storage import ArtifactStore, NotFound, StorageError
 
 COMMANDS = ("artifacts", "copy", "revoke", "collect")
@@ -59,7 +60,11 @@ def add_parsers(commands: Any) -> None:
 def run(options: argparse.Namespace, home: Home) -> int:
     """The exit code. Raises StorageError."""
     command = {"artifacts": _artifacts, "copy": _copy, "revoke": _revoke, "collect": _collect}[options.command]
-    return command(options, home)
+    try:
+        return command(options, home)
+    except Rejected as e:
+        say(e.message)
+        return JobExit.REJECTED
 
 
 def open_at(where: str, endpoint: str, region: str, credentials: str) -> ArtifactStore:

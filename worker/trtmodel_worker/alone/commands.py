@@ -29,6 +29,7 @@ def run(options: argparse.Namespace, home: Home) -> int:
         options.max_batch,
         options.calibration,
         keep=tuple(options.keep),
+        keep_operators=tuple(options.keep_operator),
     )
     try:
         return {"check": _check, "build": _build, "verify": _verify}[options.command](options, wanted, home)
@@ -48,7 +49,7 @@ def _check(options: argparse.Namespace, wanted: engine.Wanted, home: Home) -> in
         checked = engine.check(wanted, home, Task(options.task))
     except Rejected as e:
         print(tell.refused_as_json(options.model, e) if options.json else tell.findings(e.findings))
-        raise
+        return JobExit.REJECTED  # the findings say it all
     there = engine.find(checked, home)
     tell_it = tell.as_json if options.json else tell.as_text
     print(tell_it(options.model, checked, there[0] if there else None))

@@ -31,7 +31,7 @@ Progress = Callable[[str], None]
 @dataclass(frozen=True)
 class Wanted:
     """A model and how its engine is meant, as on the command line. `calibration` is a path or URI, '' for none; `keep`
-    are patterns of nodes that keep FP32."""
+    are patterns of nodes that keep FP32, `keep_operators` types of operators that do."""
 
     model: str
     runtime: str
@@ -41,6 +41,7 @@ class Wanted:
     calibration: str = ""
     calibration_samples: int = 500
     keep: tuple[str, ...] = ()
+    keep_operators: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ def check(wanted: Wanted, home: Home, task: Task = Task.RAW) -> Checked:
         settings = EngineSettings(
             wanted.runtime,
             wanted.precision,
-            KeepPrecision(wanted.keep) if wanted.keep else None,
+            _kept(wanted),
             shapes.profiles(graph, wanted.shapes, wanted.max_batch),
         )
     except Rejected as e:
@@ -143,6 +144,13 @@ def _build(
         thresholds=limits,
     )
     return build(order, Place(home.storage, None, home.files), folder, progress)
+
+
+def _kept(wanted: Wanted) -> KeepPrecision | None:
+    """Another order of operators is the same engine, as in a cluster."""
+    if not wanted.keep and not wanted.keep_operators:
+        return None
+    return KeepPrecision(wanted.keep, operators=tuple(sorted(set(wanted.keep_operators))))
 
 
 def _calibration(wanted: Wanted, home: Home) -> CalibrationRequest | None:

@@ -135,7 +135,11 @@ def _of_build(options: argparse.Namespace) -> list[str]:
         "--calibration": options.calibration,
     }
     named = [f"{name}={value}" for name, value in values.items() if value]
-    listed = [f"--{name}={text}" for name in ("shape", "keep") for text in getattr(options, name)]
+    listed = [
+        f"--{name}={text}"
+        for name in ("shape", "keep", "keep-operator")
+        for text in getattr(options, name.replace("-", "_"))
+    ]
     return [*named, *listed, "--", options.model]
 
 
@@ -198,6 +202,9 @@ def _model_command(commands: Any, name: str, text: str) -> argparse.ArgumentPars
     parser.add_argument("--calibration", default="", metavar="NPZ", help="data for INT8, as --dataset")
     parser.add_argument(
         "--keep", action="append", default=[], metavar="PATTERN", help="of names of nodes that keep FP32"
+    )
+    parser.add_argument(
+        "--keep-operator", action="append", default=[], metavar="TYPE", help="of nodes that keep FP32, such as Softmax"
     )
     parser.add_argument(
         "--shape", action="append", default=[], metavar="NAME:SIZES", help="of an input, such as x:1-32x3x224x224"

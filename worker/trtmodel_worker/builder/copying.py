@@ -20,6 +20,7 @@ from trtmodel_contract.codec import DocumentError, decode, loads, sha256_hex
 from trtmodel_contract.jobs import Reason
 from trtmodel_contract.manifest import Blob, Manifest
 
+from trtmodel_worker.engines.building import Rejected
 from trtmodel_worker.storage import ArtifactStore, NotFound, StorageError
 from trtmodel_worker.storage.cache import CHUNK_BYTES
 
@@ -40,7 +41,7 @@ class Copied:
 def copy(
     source: ArtifactStore, destination: ArtifactStore, digest: str, cache: Path, say: Callable[[str], None]
 ) -> Copied:
-    """Raises StorageError: NotFound, DigestMismatch where bytes are not what they should be, GateFailed for an engine
+    """Raises StorageError (NotFound, DigestMismatch where bytes are not what they should be), Rejected for an engine
     that either side has revoked."""
     document = _verified(source, digest)
     try:
@@ -115,7 +116,7 @@ def _require_unrevoked(store: ArtifactStore, manifest: Manifest, digest: str) ->
                 continue
             if revoked:
                 text = f"{store.objects.where(key)} is revoked: it may not be used any more. Build it anew"
-                raise StorageError(Reason.GATE_FAILED, text)
+                raise Rejected(Reason.GATE_FAILED, text)
 
 
 def _is(store: ArtifactStore, manifest: Manifest, number: int, document: bytes) -> bool:

@@ -40,6 +40,7 @@ LIBRARY = "onnxslim"
 TOLERANCE = 1e-4  # of an output's greatest value: folding takes sums in another order
 MOST_SECONDS = 900.0
 MOST_BYTES = 2**31 - 1  # of a protobuf message
+LOADED_MOST = 512 << 20  # bytes of a model: larger ones take more memory than a Job should
 _FILE = "simplified.onnx"
 
 log = logging.getLogger("trtmodel.stage")
@@ -77,8 +78,8 @@ def source(
 def _run(original: Path, simplified: Path) -> tuple[int, int]:
     """Nodes before and after."""
     size = size_of_model(original)
-    if size > MOST_BYTES:
-        raise _Unused(f"{LIBRARY} holds a model in memory as one message of at most 2 GiB, this one has {size:,} bytes")
+    if size > LOADED_MOST:
+        raise _Unused(f"{LIBRARY} holds a model in memory several times, and this one has {size:,} bytes")
     arguments = ["trtmodel_worker.builder.simplify", str(original), str(simplified)]
     ended = run_module(arguments, MOST_SECONDS)
     if ended.code != 0 or not simplified.exists():

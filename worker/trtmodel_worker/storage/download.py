@@ -34,6 +34,7 @@ PAUSES_SECONDS = (0.5, 2.0)
 CONNECTIONS = 4
 CHUNK_BYTES = 256 << 10
 PROGRESS_BYTES = 1 << 20  # a connection that brought so much was a good one: its fault is not added to those before
+UNSTATED_MOST_BYTES = 16 << 30  # of a server that does not say how much it sends: it may never end
 SLOW_SECONDS, SLOW_BYTES = 30.0, 64 << 10  # less than that in such a time is a connection that does not work
 TELL_SECONDS = 10.0
 
@@ -112,6 +113,11 @@ def _whole(what: str, version: Version, reader: Reader, cache: Path, most: int |
                 size += len(chunk)
                 if most is not None and size > most:
                     raise _too_long(what, most)
+                if version.size is None and size > UNSTATED_MOST_BYTES:
+                    text = (
+                        f"{what}: the server does not say how long it is, and sends more than {UNSTATED_MOST_BYTES:,}"
+                    )
+                    raise StorageError(Reason.SOURCE_NOT_FOUND, f"{text} bytes: have it send a Content-Length")
                 f.write(chunk)
                 found.update(chunk)
                 pace.add(len(chunk))

@@ -15,7 +15,7 @@ import shutil
 import time
 import urllib.parse
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -85,6 +85,8 @@ def _fetch_folder(location: Location, store: ObjectStore, cache_dir: Path) -> So
     listing = _listing(location, store)
     files = [_File(path, store.remote(location.key + path), size) for path, (size, _) in listing.items()]
     model = _model_of(listing, location.uri)
+    if location.scheme == "file":
+        _require_inside(Path("/") / location.key, model, listing, location.uri)
     landed = _download(files, cache_dir)
     try:
         for path, tensor in _external(landed[model].path, f"{location.uri}{model}").items():
@@ -107,6 +109,9 @@ def _fetch_file(location: Location, storage: Storage, credentials_dir: str | Pat
         if named and not first.path.endswith(_SUFFIX):
             text = f"{location.uri} has external data, so its name must end in {_SUFFIX}"
             raise StorageError(Reason.MODEL_INVALID, f"{text}: rename it")
+        if location.scheme == "file":
+            path = Path("/") / location.key
+            _require_inside(path.parent, path.name, named, location.uri)
         files = [_File(path, remote_of(_beside(location, path), storage, credentials_dir)) for path in sorted(named)]
         try:
             landed.update(_download(files, cache_dir))
@@ -146,6 +151,18 @@ def _listing(location: Location, store: ObjectStore) -> dict[str, tuple[int, str
                 text = f"{location.uri}: {folder!r} is both a file and a folder, which no disk can hold"
                 raise StorageError(Reason.SOURCE_NOT_FOUND, f"{text}: rename one")
     return found
+
+
+def _require_inside(folder: Path, model: str, paths: Iterable[str], what: str) -> None:
+    """No link leads to a place where the model does not lie: one that somebody else made would take files with it that
+    are not its own. The model itself may be a link, and then its data may lie where it does, as in the caches of model
+    hubs; links within the folder are those of a mounted ConfigMap. Raises StorageError."""
+    bases = (folder.resolve(), (folder / model).resolve().parent)
+    for path in paths:
+        target = (folder / path).resolve()
+        if not any(target.is_relative_to(base) for base in bases):
+            text = f"{what}: {path[:300]!r} is a link to {target}, outside of the model's folder"
+            raise StorageError(Reason.MODEL_INVALID, f"{text}: copy the file there (cp -rL)")
 
 
 def _folders(path: str) -> list[str]:
