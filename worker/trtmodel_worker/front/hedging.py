@@ -38,7 +38,7 @@ class Hedges:
         self._drain = drain
         self._start = start
         self._loop = asyncio.get_running_loop()
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None
         self._running = 0
 
     def watch(self, batch: Batch) -> None:
@@ -55,8 +55,12 @@ class Hedges:
             self._timer = self._loop.call_later(_REAPED_SECONDS, self._look)
 
     def ended(self) -> None:
-        """A hedge has ended. What it was for may run on: a stopped host holds all its lanes, and each has a batch."""
+        """A hedge has ended. What it was for may run on: a stopped host holds all its lanes, and each has a batch. The
+        next one of them may have waited for this end."""
         self._running -= 1
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = self._loop.call_soon(self._look)
 
     def _look(self) -> None:
         """Comes again while something runs that may become overdue."""
@@ -87,4 +91,6 @@ class Hedges:
             else:
                 soonest = now
         wait = max(_LEAST_LOOK_SECONDS, soonest - now)
+        if self._timer is not None:  # draining a lane may have ended a hedge
+            self._timer.cancel()
         self._timer = self._loop.call_later(wait, self._look) if soonest else None
