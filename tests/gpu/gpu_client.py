@@ -1,8 +1,10 @@
-"""A client in a process of its own: ``python gpu_client.py port request concurrency seconds [pause]``.
+"""A client in a process of its own: ``python gpu_client.py port request concurrency seconds pause how``.
 
 Prints JSON: when each request was sent (by the monotonic clock, which all processes share), what it took in ms, which
 of them were the first that another revision answered, and the statuses other than 200. SIGTERM ends it before its time.
-A connection that the server closes counts as a failed request and is made anew.
+A connection that the server closes counts as a failed request and is made anew. `how`: "spin" never sleeps while it
+waits for an answer, so that what is measured is the server; "warm" asks for the server's health on the same connections
+before, so that neither it nor they are new; "" neither.
 """
 
 from __future__ import annotations
@@ -17,13 +19,18 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 from client import Connection
 
+HEALTH = b"GET /v2/health/live HTTP/1.1\r\nHost: m\r\n\r\n"
+WARM_REQUESTS = 200
 
-def main(port, request, concurrency, seconds, pause):
+
+def main(port, request, concurrency, seconds, pause, how):
     poll = select.epoll()
     connections = {}
 
     def connect():
         connection = Connection(port, request)
+        if how == "warm":
+            _warm(connection, request)
         connections[connection.socket.fileno()] = connection
         poll.register(connection.socket, select.EPOLLIN)
         connection.send()
@@ -35,7 +42,7 @@ def main(port, request, concurrency, seconds, pause):
     end, asked = time.monotonic() + seconds, []
     signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
     while time.monotonic() < end and not asked:
-        for fd, _ in poll.poll(0.5):
+        for fd, _ in poll.poll(0 if how == "spin" else 0.5):
             connection = connections[fd]
             try:
                 status = connection.receive()
@@ -65,11 +72,20 @@ def main(port, request, concurrency, seconds, pause):
     json.dump({"sent": sent, "ms": took, "bad": bad, "turns": turns}, sys.stdout)
 
 
+def _warm(connection, request):
+    connection.request = HEALTH
+    for _ in range(WARM_REQUESTS):
+        connection.send()
+        while not connection.receive():
+            pass
+    connection.request = request
+
+
 def _revision(answer):
     at = answer.find(b"x-trtmodel-revision: ", 0, 2000)
     return answer[at + 21 : answer.find(b"\r\n", at)] if at > 0 else b""
 
 
 if __name__ == "__main__":
-    port, path, concurrency, seconds, *more = sys.argv[1:]
-    main(int(port), Path(path).read_bytes(), int(concurrency), float(seconds), float(more[0]) if more else 0.0)
+    port, path, concurrency, seconds, pause, how = sys.argv[1:]
+    main(int(port), Path(path).read_bytes(), int(concurrency), float(seconds), float(pause), how)

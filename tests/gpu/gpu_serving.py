@@ -145,15 +145,15 @@ class Served:
         finally:
             connection.close()
 
-    def client(self, request, concurrency, seconds, pause=0.0):
+    def client(self, request, concurrency, seconds, pause=0.0, how=""):
         """A client that runs meanwhile; `result` waits for it."""
         command = [sys.executable, str(HERE / "gpu_client.py"), str(self.worker.port), str(request), str(concurrency)]
-        return Client(subprocess.Popen([*command, str(seconds), str(pause)], stdout=subprocess.PIPE), seconds)
+        return Client(subprocess.Popen([*command, str(seconds), str(pause), how], stdout=subprocess.PIPE), seconds)
 
-    def measure(self, request, concurrency, seconds, processes=1):
+    def measure(self, request, concurrency, seconds, processes=1, how=""):
         """Percentiles and rate of clients that do nothing else."""
         before = self.spent()
-        clients = [self.client(request, concurrency, seconds) for _ in range(processes)]
+        clients = [self.client(request, concurrency, seconds, how=how) for _ in range(processes)]
         results = [client.result() for client in clients]
         parts = {name: round(1e3 * (now - before[name][0]) / max(1, count - before[name][1]), 3)
                  for name, (now, count) in self.spent().items()}  # fmt: skip
@@ -228,12 +228,13 @@ def _sum(text, name):
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
 
 
-def compute_p99(worker):
-    """Milliseconds in the engine, of all requests until now: the upper end of the histogram's bucket."""
+def quantile(worker, part, share):
+    """Milliseconds that so large a share of all requests until now has taken at most in that part (queue, compute,
+    request): the upper end of the histogram's bucket."""
     found = {}
     for line in worker.metrics().splitlines():
-        if line.startswith("trtmodel_compute_seconds_bucket") and "+Inf" not in line:
+        if line.startswith(f"trtmodel_{part}_seconds_bucket") and "+Inf" not in line:
             limit = float(line.split('le="')[1].split('"')[0])
             found[limit] = found.get(limit, 0.0) + float(line.rsplit(" ", 1)[1])
     total = max(found.values(), default=0.0)
-    return 1e3 * min((limit for limit, count in found.items() if count >= 0.99 * total), default=0.0)
+    return round(1e3 * min((limit for limit, count in found.items() if count >= share * total), default=0.0), 3)

@@ -57,7 +57,7 @@ def under_load(served, fault, seconds=SECONDS):
     """What clients saw, and when the fault was."""
     clients = served.client(served.request(1, shared_memory=True), 2, seconds, 0.001)
     time.sleep(QUIET_SECONDS)
-    served.hedge_ms = max(LEAST_HEDGE_MS, HEDGE_FACTOR * gpu_serving.compute_p99(served.worker))
+    served.hedge_ms = max(LEAST_HEDGE_MS, HEDGE_FACTOR * gpu_serving.quantile(served.worker, "compute", 0.99))
     began = time.monotonic()
     fault()
     ended = time.monotonic()
