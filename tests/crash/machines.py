@@ -215,16 +215,24 @@ class Worker:
 
     def serve(self, world: Surroundings, seconds: float) -> None:
         n = round(world.traffic * seconds)
-        if not n or self.desired is None or not self.serves(world):
+        if self.desired is None or not self.serves(world):
             return
         routes = self.routes
+        for digest in (routes.stable, routes.candidate):
+            held = self.windows[self.desired.window].get(digest, AttemptCounts())
+            lacking = self.desired.synthetic - held.ok - sum(held.failed.values()) - round(n)
+            self._count(world, digest, max(0, lacking), synthetic=True)
+        if not n:
+            return
         tried = round(n * routes.weight / 100) if routes.candidate else 0
         self._count(world, routes.candidate, tried)
         self._count(world, routes.stable, n - tried)
         self._count(world, routes.candidate, round((n - tried) * routes.shadow / 100), mirrored=True)
         self.version += 1
 
-    def _count(self, world: Surroundings, digest: str, n: int, *, mirrored: bool = False) -> None:
+    def _count(
+        self, world: Surroundings, digest: str, n: int, *, mirrored: bool = False, synthetic: bool = False
+    ) -> None:
         if not n or not digest or self.desired is None:
             return
         source, window = world.by_digest[digest], self.windows[self.desired.window]
@@ -242,6 +250,7 @@ class Worker:
             counts = replace(held, shadow=shadow)
         else:
             counts = replace(before, ok=before.ok + n - failed, failed=errors, compute={"1": histogram})
+            counts = replace(counts, synthetic=before.synthetic + n) if synthetic else counts
         self.windows = {**self.windows, self.desired.window: {**window, digest: counts}}
         mark = hash(repr(counts))
         self.counted = {**self.counted, self.desired.window: {**self.counted[self.desired.window], digest: mark}}

@@ -398,19 +398,19 @@ _SHARES = {**SPEC, "rollout": {**SPEC["rollout"], "steps": [_MIRROR, _QUARTER, {
 _PAUSE = [{"workers": 1, "hold": "15s", "pause": True}, {"workers": "50%", "hold": "10s"}]
 _PAUSING = {**SPEC, "rollout": {**SPEC["rollout"], "steps": _PAUSE}}
 _MANUAL = {**SPEC, "rollout": {**SPEC["rollout"], "promotion": "Manual"}}
+
+
+def _by(**analysis: object) -> dict[str, Any]:
+    """SPEC, judged by more."""
+    return {**SPEC, "rollout": {**SPEC["rollout"], "analysis": {**SPEC["rollout"]["analysis"], **analysis}}}
+
+
 _HOOKS = {
-    stage: {
-        **SPEC,
-        "rollout": {
-            **SPEC["rollout"],
-            "analysis": {
-                **SPEC["rollout"]["analysis"],
-                "webhooks": [{"name": "ok", "stage": f"Confirm{stage}", "url": "https://x"}],
-            },
-        },
-    }
+    stage: _by(webhooks=[{"name": "ok", "stage": f"Confirm{stage}", "url": "https://x"}])
     for stage in ("Rollout", "Promotion")
 }
+_QUERIED = _by(prometheus=[{"name": "quality", "query": "avg(quality)", "min": 0.9}])
+_SILENT = (_UP, sets(traffic=0)), (at_once, applies(B))
 _UNCONFIRMED = ((_UP, sets(confirms=False)), (at_once, applies(B)), (_awaiting, sets(confirms=True)))
 OTHER_SPECS: dict[str, tuple[dict[str, Any], Script]] = {
     "two targets, good update": (_TWO, ((_UP, applies(B)),)),
@@ -462,6 +462,27 @@ OTHER_SPECS: dict[str, tuple[dict[str, Any], Script]] = {
     "rollout that a webhook confirms late": (_HOOKS["Rollout"], _UNCONFIRMED),
     "promotion that a webhook confirms late": (_HOOKS["Promotion"], _UNCONFIRMED),
     "promotion that a webhook never confirms": (_HOOKS["Promotion"], _UNCONFIRMED[:2]),
+    "promotion that a webhook never answers": (
+        _HOOKS["Promotion"],
+        ((_UP, sets(confirms=None)), (at_once, applies(B))),
+    ),
+    "rollout that a webhook never confirms, aborted": (
+        _HOOKS["Rollout"],
+        (*_UNCONFIRMED[:2], (_awaiting, commands("abort#1"))),
+    ),
+    "queried, good update": (_QUERIED, ((_UP, applies(B)),)),
+    "queried, outside its bounds": (_QUERIED, ((_UP, sets(gives=0.5)), (at_once, applies(B)))),
+    "queried, Prometheus down for a while": (
+        _QUERIED,
+        ((_UP, applies(B)), (in_step(0), sets(gives=None)), (waited(20), sets(gives=1.0))),
+    ),
+    "queried, Prometheus down beyond the deadline": (_QUERIED, ((_UP, applies(B)), (in_step(0), sets(gives=None)))),
+    "no traffic, golden samples": (_by(noData="Synthetic"), _SILENT),
+    "no traffic, golden samples fail": (
+        _by(noData="Synthetic"),
+        ((_UP, sets(traffic=0)), (at_once, applies("s3://m/failing"))),
+    ),
+    "no traffic, promoted": (_by(noData="Promote"), _SILENT),
     "manual promotion, aborted instead": (_MANUAL, ((_UP, applies(B)), (phase("Paused"), commands("abort#1")))),
     "first rollout without workers": (_NONE, ((phase("ScaledToZero"), edits(serving__replicas=2)),)),
     "fleet of one, good update": (_ALONE, ((_UP, applies(B)),)),

@@ -36,7 +36,7 @@ from trtmodel_contract.jobs import (
 )
 from trtmodel_contract.signing import Signature
 from trtmodel_operator.manifests import LABEL_TARGET
-from trtmodel_operator.model import Answer, Decision, Lookup, Memory, Observed, WebhookSpec
+from trtmodel_operator.model import Answer, Decision, Lookup, Memory, Observed, Query, WebhookSpec
 from trtmodel_operator.ports import ClusterError, Conflict, Json, Key, WorkerError
 
 T = TypeVar("T")
@@ -77,8 +77,9 @@ class World:
         self.out_of_memory = False  # Jobs are killed for it
         self.traffic = TRAFFIC
         self.node = ""  # where new pods of workers go
-        self.confirms = True  # what webhooks answer, to those questions that were asked
-        self.asked: tuple[str, ...] = ()
+        self.confirms: bool | None = True  # what webhooks answer, to those questions that were asked; None: nothing
+        self.gives: float | None = 1.0  # what Prometheus answers; None: it is down
+        self.asked: tuple[tuple[str, bool], ...] = ()  # keys, and whether Prometheus is asked
         self.jobs_created: tuple[str, ...] = ()
         self.jobs_deleted: tuple[str, ...] = ()
         self.caps: dict[tuple[str, str], int] = {}  # target, revision on trial -> workers that may answer with it
@@ -120,7 +121,7 @@ class World:
             frozenset(self.bucket),
             tuple(self.sources.values()),
             (self.storage_down, self.image_missing, self.no_node, self.out_of_memory, self.traffic, self.node),
-            (self.confirms, self.asked),
+            (self.confirms, self.gives, self.asked),
             self._pods_made,
             frozenset(self.jobs_created),
             frozenset(self.jobs_deleted),
@@ -516,11 +517,15 @@ class Hooks:
         self.world = world
 
     def answers(self, key: Key) -> tuple[Answer, ...]:
-        error = "" if self.world.confirms else "it says no"
-        return tuple(Answer(k, self.world.time, yes=self.world.confirms, error=error) for k in self.world.asked)
+        world = self.world
+        down = "it cannot be reached"
+        numbers = [Answer(k, world.time, world.gives, error="" if world.gives else down) for k, q in world.asked if q]
+        error = "" if world.confirms else down if world.confirms is None else "it says no"
+        says = [Answer(k, world.time, yes=bool(world.confirms), error=error) for k, q in world.asked if not q]
+        return (*numbers, *says)
 
     def follow(self, key: Key, lookups: Sequence[Lookup]) -> None:
-        self.world.asked = tuple(lookup.key for lookup in lookups)
+        self.world.asked = tuple((lookup.key, isinstance(lookup, Query)) for lookup in lookups)
 
     def tell(self, hook: WebhookSpec, key: str, body: str) -> None:
         pass

@@ -5,7 +5,7 @@ value) has no answer that is right or wrong: its figure is 1 minus the mean rela
 do not agree in either.
 
 The share is judged by Wilson's bounds over *requests*: rows of one request are not independent. Pass if the lower bound
-at 95 % is above the limit, Fail if the upper one at 99.75 % is below it (see `errors`). Of a relative error no bounds
+at 95 % is above the limit, Fail if the upper one at 99.95 % is below it (see `errors`). Of a relative error no bounds
 are known: it is compared as it is, once there are requests enough.
 """
 

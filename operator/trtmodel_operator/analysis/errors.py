@@ -2,8 +2,9 @@
 (Statistics in Medicine 17, 1998, method 10), each one-sided.
 
 Pass if the upper bound at 95 % is below the limit (without an error 0.1 % takes 2,703 requests, hence the default).
-Fail if the lower bound is above it, at 99.75 %: there are many looks, and at 95 % each, 4 to 7 % of candidates that are
-no worse than a baseline with 1 to 3 % of errors would fail. Else Inconclusive.
+Fail if the lower bound is above it, at 99.95 %: a step is looked at up to 192 times (every 10 s for half an hour), and
+at 95 % each, 4 to 7 % of candidates that are no worse than a baseline with 1 to 3 % of errors would fail in 24 looks
+already. Else Inconclusive.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from trtmodel_operator.model import AnalysisSpec
 
 # One-sided normal quantiles.
 Z_95 = 1.6448536
-Z_FAIL = 2.8070338  # 99.75 %
+Z_FAIL = 3.2905267  # 99.95 %
 # Below the least number of requests nothing is decided, but for this: a candidate that fails whatever it is given must
 # not go on failing until 3,000 requests are through.
 EARLY_FAILURES = 10
