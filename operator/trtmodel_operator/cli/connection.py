@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -27,6 +29,21 @@ GROUP = "/apis/trtmodel.io/v1alpha1"
 EVENTS = "/apis/events.k8s.io/v1"
 COMMAND = "trtmodel.io/command"
 IN_CLUSTER = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+
+
+_TRIAL = re.compile(r"([0-9a-f]{1,64}); weight=([0-9]{1,3}); shadow=([0-9]{1,3})")
+
+
+@dataclass(frozen=True)
+class Routed:
+    """What a worker answers with. `weight`: the share of requests that the candidate answers, `shadow` that of stable's
+    answers that it mirrors, in percent."""
+
+    stable: str
+    holds: tuple[str, ...]
+    candidate: str = ""
+    weight: int = 0
+    shadow: int = 0
 
 
 class Connection:
@@ -91,14 +108,20 @@ class Connection:
         found = self._pages(f"/api/v1/namespaces/{quote(self.namespace, safe='')}/pods", {"labelSelector": selector})
         return [p for p in found if not p["metadata"].get("deletionTimestamp")]
 
-    def ask(self, pod: str, model: str) -> tuple[str, tuple[str, ...]]:
-        """(revision that it serves, revisions that it holds), by the worker's own answer through the API server's
-        proxy, for which the caller needs the right to get pods/proxy."""
+    def ask(self, pod: str, model: str) -> Routed:
+        """By the worker's own answer, through the API server's proxy, for which the caller needs the right to get
+        pods/proxy. Raises Failed, ValueError."""
         where = f"/api/v1/namespaces/{quote(self.namespace, safe='')}/pods/{quote(pod, safe='')}:8080/proxy"
         answer = self._call("GET", f"{where}/v2/models/{quote(model, safe='')}", {}, None, "", ASK_SECONDS)
         found = json.loads(answer.data)
-        serves = str(answer.headers.get("x-trtmodel-revision") or "")
-        return serves, tuple(str(v) for v in found.get("versions", ()))
+        trial = _TRIAL.fullmatch(str(answer.headers.get("x-trtmodel-candidate") or ""))
+        return Routed(
+            str(answer.headers.get("x-trtmodel-revision") or ""),
+            tuple(str(v) for v in found.get("versions", ())),
+            trial[1] if trial else "",
+            int(trial[2]) if trial else 0,
+            int(trial[3]) if trial else 0,
+        )
 
     # ------------------------------------------------------------------------------------------------------------
 

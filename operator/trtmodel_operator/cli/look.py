@@ -40,7 +40,8 @@ class Line:
 
 @dataclass(frozen=True)
 class Worker:
-    """A worker pod. `serves` and `holds` are revisions by its own answer; `silence` says why there is none."""
+    """A worker pod. `serves` and `holds` are revisions by its own answer; `silence` says why there is none. `trial`:
+    what a candidate does beside the one that serves."""
 
     name: str
     target: str
@@ -50,6 +51,7 @@ class Worker:
     serves: str = ""
     holds: tuple[str, ...] = ()
     silence: str = ""
+    trial: str = ""
 
 
 def tree(model: Json, workers: Sequence[Worker] = ()) -> Line:
@@ -246,6 +248,7 @@ def _worker(model: Json, worker: Worker) -> Line:
     text = f"worker {worker.name} {'ready' if worker.ready else 'not ready'}"
     if worker.serves:
         text += f", serves {worker.serves}{_digest(model, worker)}"
+    text += f", {worker.trial}" if worker.trial else ""
     if others := [r for r in worker.holds if r != worker.serves]:
         text += f", holds {' '.join(others)}"
     if worker.silence:

@@ -12,13 +12,14 @@ from contextlib import contextmanager
 from typing import Any
 
 from trtmodel_operator.cli import look, output
-from trtmodel_operator.cli.connection import Connection
+from trtmodel_operator.cli.connection import Connection, Routed
 from trtmodel_operator.cli.outcome import EXIT_DONE, EXIT_LATE, condition, listed, memory, outcome, revision, wanted
 from trtmodel_operator.cli.words import Failed, plain, span
 
 Json = dict[str, Any]
 
 POLL_SECONDS = 1.0
+WHOLE = 100  # percent
 ASK_AGAIN_SECONDS = 5.0
 ASKED_MOST = 20  # workers of one model that are asked what they serve
 
@@ -144,10 +145,12 @@ def ask_workers(at: Connection, model: Json) -> list[look.Worker]:
     def ask(pod: Json) -> look.Worker:
         meta, state = pod["metadata"], pod.get("status") or {}
         ready = any(c.get("type") == "Ready" and c.get("status") == "True" for c in state.get("conditions") or ())
-        serves, holds, silence = "", tuple[str, ...](), ""
+        serves, trial, holds, silence = "", "", tuple[str, ...](), ""
         if ready:
             try:
-                serves, holds = at.ask(meta["name"], name)
+                routed = at.ask(meta["name"], name)
+                holds, serves = routed.holds, routed.candidate if routed.weight == WHOLE else routed.stable
+                trial = _trial(routed)
             except (Failed, ValueError) as e:
                 silence = f"cannot be asked: {plain(e)[:120]}"
         return look.Worker(
@@ -159,11 +162,20 @@ def ask_workers(at: Connection, model: Json) -> list[look.Worker]:
             serves,
             holds,
             silence,
+            trial,
         )
 
     chosen = sorted(pods, key=lambda p: str(p["metadata"]["name"]))[:ASKED_MOST]
     with ThreadPoolExecutor(max_workers=8) as pool:
         return list(pool.map(ask, chosen))
+
+
+def _trial(routed: Routed) -> str:
+    """What a candidate does beside the revision that serves."""
+    if not routed.candidate or routed.weight == WHOLE:
+        return ""
+    shares = ((routed.weight, "answers"), (routed.shadow, "mirrors"))
+    return f"{routed.candidate} " + " and ".join(f"{verb} {share} %" for share, verb in shares if share)
 
 
 def as_document(model: Json, workers: Sequence[look.Worker]) -> Json:
@@ -187,7 +199,8 @@ def as_document(model: Json, workers: Sequence[look.Worker]) -> Json:
         "targets": found.get("targets") or [],
         "workers": [
             {"name": w.name, "target": w.target, "ready": w.ready, "node": w.node, "restarts": w.restarts,
-             "serves": w.serves, "holds": list(w.holds), "silence": w.silence}
+             "serves": w.serves, "holds": list(w.holds), "trial": w.trial,
+             "silence": w.silence}
             for w in workers
         ],
     }  # fmt: skip

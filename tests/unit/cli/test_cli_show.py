@@ -71,9 +71,12 @@ def test_status_tells_step_figures_targets_and_why_it_waits(api_server: FakeApiS
     assert shown.out.isascii(), "piped, it is plain"
 
 
+WEIGHTS = {"pod-a": 100, "pod-d": 10}
+
+
 def test_status_asks_each_ready_worker_what_it_serves(api_server: FakeApiServer, trtmodel: Type) -> None:
     put(api_server, canary(serving(A)))
-    for name, ready in (("pod-a", True), ("pod-b", True), ("pod-c", False)):
+    for name, ready in (("pod-a", True), ("pod-b", True), ("pod-c", False), ("pod-d", True)):
         api_server.put(pod(name, ready=ready))
     asked = []
 
@@ -84,14 +87,16 @@ def test_status_asks_each_ready_worker_what_it_serves(api_server: FakeApiServer,
         asked.append(found[1])
         if found[1] == "pod-b":
             return refusal(403, "pods/proxy is forbidden")
-        return web.json_response({"versions": [A, B]}, headers={"x-trtmodel-revision": B})
+        trial = {"x-trtmodel-candidate": f"{B}; weight={WEIGHTS[found[1]]}; shadow=20"}
+        return web.json_response({"versions": [A, B]}, headers={"x-trtmodel-revision": A, **trial})
 
     api_server.fault = answer
     lines = [line.strip() for line in trtmodel("status", "magika").out.splitlines()]
     assert f"worker pod-a ready, serves {B} ({digest(B)[:12]}), holds {A}" in lines
+    assert f"worker pod-d ready, serves {A} ({digest(A)[:12]}), {B} answers 10 % and mirrors 20 %, holds {B}" in lines
     assert "worker pod-b ready (cannot be asked: pods/proxy is forbidden)" in lines
     assert "worker pod-c not ready, 2 restarts" in lines
-    assert sorted(asked) == ["pod-a", "pod-b"]
+    assert sorted(asked) == ["pod-a", "pod-b", "pod-d"]
     asked.clear()
     assert "worker" not in trtmodel("status", "magika", "--no-workers").out.replace("workers", "")
     assert asked == []

@@ -75,11 +75,15 @@ def test_a_candidate_gets_its_exact_share_and_returning_is_a_flip(worker: Worker
     revisions = [worker.infer_rows([[1] * 4]).revision for _ in range(100)]
     assert revisions.count(REVISION_2) == 20
     assert all(revisions[i : i + 5].count(REVISION_2) == 1 for i in range(0, 100, 5))
+    told = worker.get("/v2/models/m").headers
+    assert told["x-trtmodel-revision"] == REVISION_1
+    assert told["x-trtmodel-candidate"] == f"{REVISION_2}; weight=20; shadow=0"
     worker.desire(v1, v2, weight=100)
     assert {worker.infer_rows([[1] * 4]).revision for _ in range(20)} == {REVISION_2}
     hosts = set(worker.host_pids())
     worker.desire(v1, standby=v2)
     assert worker.infer_rows([[1] * 4]).revision == REVISION_1
+    assert "x-trtmodel-candidate" not in worker.get("/v2/models/m").headers
     assert set(worker.host_pids()) == hosts, "nothing was loaded or ended"
     counts = worker.report().models["m"].windows["w1"]
     assert (counts[v2.manifest_digest].ok, counts[v1.manifest_digest].ok) == (40, 81)

@@ -9,6 +9,7 @@ from trtmodel_contract.control import EngineState
 from trtmodel_contract.manifest import TensorSpec
 
 from trtmodel_worker.front.engine import Engine
+from trtmodel_worker.front.router import Table
 
 _PLATFORMS = {"ONNXRuntime": "onnxruntime_onnx", "TensorRT": "tensorrt_plan"}
 _CONFIG_TYPES = {"BYTES": "TYPE_STRING"}  # the others are called as in the protocol
@@ -23,6 +24,15 @@ def metadata(model: str, runtime: str, engine: Engine, revisions: Sequence[str])
         "inputs": [_tensor(s) for s in engine.manifest.inputs],
         "outputs": [_tensor(s) for s in engine.manifest.outputs],
     }
+
+
+def trial(table: Table | None) -> bytes:
+    """A header line about the candidate beside the stable revision: the share of requests that it answers, and of
+    those that it mirrors, in percent. Empty where none is on trial."""
+    if table is None or table.candidate is None or table.candidate is table.stable:
+        return b""
+    revision = table.candidate.revision
+    return f"x-trtmodel-candidate: {revision}; weight={table.weight}; shadow={table.shadow}\r\n".encode()
 
 
 def config(model: str, runtime: str, engine: Engine) -> Document:

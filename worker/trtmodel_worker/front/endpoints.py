@@ -279,7 +279,8 @@ class Endpoints:
             self._say(request, 200, describe.config(self._model, self._runtime, engine), engine.header)
         else:
             document = describe.metadata(self._model, self._runtime, engine, self._revisions())
-            self._say(request, 200, document, engine.header)
+            trial = b"" if path.revision else describe.trial(table)
+            self._say(request, 200, document, engine.header + trial)
 
     def _answer_about_memory(self, request: Request, path: Path) -> None:
         try:
