@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from urllib.parse import quote
 
 from trtmodel_operator.adapters.api import Api
-from trtmodel_operator.adapters.children import KeptChildren
+from trtmodel_operator.adapters.children import PATHS, KeptChildren
 from trtmodel_operator.adapters.events import EventPoster
 from trtmodel_operator.adapters.informer import LABEL_JOB_NAME, has_ended
 from trtmodel_operator.manifests import (
@@ -36,13 +36,7 @@ MANAGER_CHILDREN = "trtmodel-children"
 MANAGER_OPERATOR = "trtmodel-operator"  # its own Lease, key pair and events
 FINALIZER = f"{GROUP}/artifacts"  # only on TRTModels with deletionPolicy Delete
 
-_CHILDREN = {
-    "Job": "/apis/batch/v1/namespaces/{}/jobs",
-    "Pod": "/api/v1/namespaces/{}/pods",
-    "Deployment": "/apis/apps/v1/namespaces/{}/deployments",
-    "ConfigMap": "/api/v1/namespaces/{}/configmaps",
-    "Service": "/api/v1/namespaces/{}/services",
-}
+_CHILDREN = {kind: f"{base}/namespaces/{{}}/{plural}" for kind, (base, plural) in PATHS.items()}
 _APPLIED = _CHILDREN | {"PodDisruptionBudget": "/apis/policy/v1/namespaces/{}/poddisruptionbudgets"}
 
 
@@ -130,7 +124,12 @@ class KubernetesCluster:
         # With the uid, or an apply would make a TRTModel where one has gone. What others put there is theirs.
         body = _apply_body(key)
         body["metadata"] |= {"uid": uid} | ({"finalizers": [FINALIZER]} if on else {})
-        await self._api.apply(_model_path(key), body, manager=MANAGER_GUARD)
+        try:
+            await self._api.apply(_model_path(key), body, manager=MANAGER_GUARD)
+        except ClusterError as e:
+            if e.status == 422 and "metadata.uid" in str(e):  # another one of this name is there by now
+                raise Conflict(str(e)) from e
+            raise
 
     async def apply(self, manifest: Json) -> None:
         self._wrote(await self._api.apply(_child_path(manifest), manifest, manager=MANAGER_CHILDREN))
