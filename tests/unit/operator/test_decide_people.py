@@ -140,6 +140,16 @@ def test_a_manual_promotion_waits_only_when_every_worker_has_it_ready() -> None:
     assert decide(silent(manual(), "w3")).rule == "prepare"
 
 
+def test_until_then_the_last_preparation_has_a_deadline_as_ever() -> None:
+    seen = with_engine(manual(), "w3", B, state=EngineState.LOADING)
+    for _ in range(80):  # 400 s, of a deadline of 300
+        decision = decide(seen)
+        if decision.memory.candidate is None:
+            break
+        seen = later(busy(replace(seen, memory=decision.memory)), 5)
+    assert decision.situation.reason == "ProgressDeadlineExceeded"
+
+
 def test_a_first_revision_waits_for_nobody() -> None:
     seen = has_built(edited(new(), rollout__promotion="Manual"), A)
     seen, decision = run(seen, lambda _, d: d.memory.stable is not None)
