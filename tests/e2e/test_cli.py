@@ -113,6 +113,7 @@ def test_the_page_of_the_gate_is_fetched_from_the_bucket(terminal: Terminal, tmp
 def test_a_candidate_is_promoted_and_taken_back_by_hand(terminal: Terminal) -> None:
     first = revision(terminal.world.model(NAME), "stable")
     second = on_trial(terminal, "b")
+    assert [w["serves"] for w in terminal.read("status", NAME)["workers"]] == [second]
     waits = terminal.type("status", NAME, "--timeout", "1s")
     assert waits.code == 124, waits
     assert "step 1/1: workers 1" in waits.out
