@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from decide_scene import NOW, A, B, Scene, canary, decide, edited, finished, has_built, knows, new, of, run, serving
-from fakes.api_server import FakeApiServer, Seen, refusal
+from fakes.api_server import FakeApiServer, refusal
 from kubernetes.aio.client import Configuration
 from trtmodel_contract.codec import loads
 from trtmodel_contract.jobs import CollectResult, CollectTask, JobResult, Reason
@@ -242,12 +242,11 @@ def test_the_job_of_the_deleted_model_is_found_though_it_has_no_owner(api_server
 def test_a_conflict_with_a_model_that_has_gone_is_told_as_one(api_server: FakeApiServer) -> None:
     stored(api_server)
 
-    def gone(seen: Seen) -> Any:
-        return refusal(409, "uid mismatch") if seen.method == "PATCH" else None
-
-    api_server.fault = gone
-    with pytest.raises(Conflict):
-        on(api_server, lambda c: c.guard(("ml", "magika"), "uid-0", on=True))
+    # As the API server has it where there is none, and where there is another one of this name.
+    for code, words in ((409, "uid mismatch"), (422, 'TRTModel "a" is invalid: metadata.uid: field is immutable')):
+        api_server.fault = lambda s, code=code, words=words: refusal(code, words) if s.method == "PATCH" else None
+        with pytest.raises(Conflict):
+            on(api_server, lambda c: c.guard(("ml", "magika"), "uid-0", on=True))
 
 
 def test_a_job_of_the_same_name_that_somebody_owns_is_not_taken_for_it(api_server: FakeApiServer) -> None:

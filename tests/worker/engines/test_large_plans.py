@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import mmap
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -98,6 +100,19 @@ def test_weights_are_used_where_they_lie(plan: memoryview) -> None:
         assert np.shares_memory(array, np.frombuffer(plan, np.uint8)), name
         assert array.ctypes.data % 64 == 0, name
         assert not array.flags.writeable, name
+
+
+def test_a_lane_keeps_the_plans_memory_which_onnx_runtime_reads_from(plan: memoryview) -> None:
+    mapped = mmap.mmap(-1, len(plan))
+    mapped.write(plan)
+    alive = weakref.ref(mapped)
+    lane = OnnxRuntime().load(memoryview(mapped), (), 1).create_lane()
+    del mapped
+    gc.collect()
+    assert alive() is not None
+    del lane
+    gc.collect()
+    assert alive() is None
 
 
 @pytest.mark.parametrize("left", [20, 40, 2_000, 100_000])

@@ -4,7 +4,7 @@ binding, so that outputs land where the caller wants them."""
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,13 +74,14 @@ class OnnxEngine:
 
     def __init__(self, plan: memoryview, profiles: tuple[Profile, ...], threads: int) -> None:
         self._profiles = profiles
+        self._weights: list[ort.OrtValue] = []
         options = session_options(threads, ort.GraphOptimizationLevel.ORT_DISABLE_ALL)
         try:
             contents = plans.read(plan)
             if contents is None:
                 self._session = ort.InferenceSession(bytes(plan), options, providers=["CPUExecutionProvider"])
             else:
-                self._weights = _given(options, contents)  # ONNX Runtime uses them as long as it runs
+                self._weights = _given(options, contents)
                 self._session = _session(options, contents)
         except Exception as e:
             raise CannotLoad(f"ONNX Runtime {ort.__version__} does not load the plan: {e}") from e
@@ -88,7 +89,7 @@ class OnnxEngine:
         self.outputs = tuple(_spec(node) for node in self._session.get_outputs())
 
     def create_lane(self) -> OnnxLane:
-        return OnnxLane(self._session, self._profiles)
+        return OnnxLane(self._session, self._profiles, self._weights)
 
 
 def _given(options: ort.SessionOptions, contents: plans.Contents) -> list[ort.OrtValue]:
@@ -110,10 +111,12 @@ def _session(options: ort.SessionOptions, contents: plans.Contents) -> ort.Infer
 
 
 class OnnxLane:
-    """Runs one batch at a time."""
+    """Runs one batch at a time. Holds the weights, which ONNX Runtime does not: it would crash without them."""
 
-    def __init__(self, session: ort.InferenceSession, profiles: tuple[Profile, ...]) -> None:
-        self._session, self._profiles = session, profiles
+    def __init__(
+        self, session: ort.InferenceSession, profiles: tuple[Profile, ...], weights: Sequence[ort.OrtValue] = ()
+    ) -> None:
+        self._session, self._profiles, self._weights = session, profiles, weights
         self._inputs = {node.name: node.shape for node in session.get_inputs()}
         self._dtypes = {node.name: DTYPES[DATATYPES[node.type]] for node in session.get_inputs()}
         self._outputs = [(node.name, DTYPES[DATATYPES[node.type]], node.shape) for node in session.get_outputs()]
