@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from trtmodel_worker.front.stats import RevisionStats
 from worker_harness import REVISION_1, Bucket, Operator, WorkerProcess, eventually, started
 
 KILLS = 4
@@ -61,6 +62,28 @@ def test_G01_hosts_that_die_again_and_again_leave_no_series_and_no_counter_falls
         assert now[f'trtmodel_host_deaths_total{{revision="{REVISION_1}"}}'] == kill
         before = now
     assert sorted(files.iterdir()) == there
+
+
+def test_batches_are_told_apart_by_their_rows(worker: WorkerProcess) -> None:
+    def told() -> list[float]:
+        now, of = series(worker), f'revision="{REVISION_1}"'
+        sizes = [now[f'trtmodel_batch_rows_bucket{{le="{le}",{of}}}'] for le in ("1", "2", "4", "8")]
+        return [*sizes, now[f"trtmodel_batch_rows_sum{{{of}}}"], now[f"trtmodel_batch_rows_count{{{of}}}"]]
+
+    before = told()
+    assert worker.infer_rows([[1.0, 2.0, 3.0, 4.0]] * 3).status == 200
+    assert [b - a for a, b in zip(before, told(), strict=True)] == [0, 0, 1, 1, 3, 1]
+    assert series(worker)[f'trtmodel_fetch_seconds{{revision="{REVISION_1}"}}'] > 0
+
+
+@pytest.mark.parametrize(
+    ("rows", "place"), [(1, 0), (2, 1), (3, 2), (4, 2), (5, 3), (1024, 10), (1025, 11), (1_000_000, 11)]
+)
+def test_a_batch_counts_under_the_next_power_of_two(rows: int, place: int) -> None:
+    stats = RevisionStats()
+    stats.dispatched(rows, 0)
+    assert stats.sizes.index(1) == place
+    assert (stats.batches, stats.rows) == (1, rows)
 
 
 def test_G03_a_damaged_file_of_counters_spoils_nothing_since_none_is_read(worker: WorkerProcess) -> None:

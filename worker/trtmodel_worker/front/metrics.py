@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector, generate_latest
@@ -13,7 +14,7 @@ from trtmodel_contract.control import MemoryReport, OutputAgreement
 from trtmodel_worker.front.endpoints import Endpoints
 from trtmodel_worker.front.http import HttpServer
 from trtmodel_worker.front.request import Refusal, Request
-from trtmodel_worker.front.stats import Histogram, RevisionStats
+from trtmodel_worker.front.stats import ROWS, Histogram, RevisionStats
 from trtmodel_worker.front.worker import Worker
 
 _HEAD = f"content-type: {CONTENT_TYPE_LATEST}\r\n".encode()
@@ -158,7 +159,15 @@ class WorkerCollector(Collector):
         seconds = {r.revision: r.load_seconds for r in self._worker.swapper.report() if r.load_seconds is not None}
         for revision, value in seconds.items():
             loads.add_metric([revision], value)
-        yield loads
+        fetches = GaugeMetricFamily(
+            "trtmodel_fetch_seconds",
+            "Seconds until all files of an engine were in the cache, when it was loaded last",
+            labels=["revision"],
+        )
+        for revision, stats in self._worker.stats.items():
+            if stats.fetch_seconds is not None:
+                fetches.add_metric([revision], stats.fetch_seconds)
+        yield from (loads, fetches)
 
     def _latencies(self) -> Iterator[Metric]:
         parts: tuple[tuple[str, str, Callable[[RevisionStats], Histogram]], ...] = (
@@ -172,6 +181,14 @@ class WorkerCollector(Collector):
                 histogram = part(stats)
                 family.add_metric([revision], histogram.cumulative(), histogram.total)
             yield family
+        sizes = HistogramMetricFamily(
+            "trtmodel_batch_rows", "Rows of requests in a batch that a lane got", labels=["revision"]
+        )
+        for revision, stats in self._worker.stats.items():
+            counts = list(itertools.accumulate(map(float, stats.sizes)))
+            bounds = [*map(str, ROWS), "+Inf"]
+            sizes.add_metric([revision], list(zip(bounds, counts, strict=True)), stats.rows)
+        yield sizes
 
     def _gauges(self) -> Iterator[Metric]:
         worker = self._worker

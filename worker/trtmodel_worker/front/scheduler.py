@@ -424,9 +424,7 @@ class Scheduler:
             self._arena.give_input(slot)
             return False
         self._came_alone = len(calls) == 1 and not len(self._waiting)
-        self._stats.batches += 1
-        self._stats.rows += batch.rows
-        self._stats.padded_rows += batch.padded - batch.rows
+        self._stats.dispatched(batch.rows, batch.padded - batch.rows)
         return True
 
     def _batch(self, calls: Sequence[Call]) -> Batch:

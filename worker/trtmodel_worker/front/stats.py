@@ -8,6 +8,7 @@ from trtmodel_contract.control import OutputAgreement
 
 # Geometric, from 0.1 ms to about two minutes: a model of 2 ms that becomes 4 ms is seen, and so is one of 20 s.
 BOUNDS = tuple(1e-4 * 1.5**i for i in range(35))
+ROWS = tuple(2**i for i in range(11))  # upper bounds of the sizes of batches that are told apart
 
 
 class Histogram:
@@ -34,11 +35,11 @@ class Histogram:
 
 class RevisionStats:
     """What the engines of one revision did. `responses` by HTTP status; seconds from admission: waiting for a lane, in
-    the engine, all of it. `batches` and `rows` that were dispatched, `padded_rows` that were added to fill a
-    bucket, `splits` of a failed batch into its requests. The ladder: `retries` and those that were `denied` for want of
-    budget, `hedges` and those that answered first, `replays` after a death, `probes` of idle lanes, lanes that a host
-    rebuilt. As a shadow: requests of stable that were `mirrored`, dropped or failed, and the `agreement` with stable by
-    output."""
+    the engine, all of it. `batches` and `rows` that were dispatched, `sizes` counts batches by their rows (as ROWS),
+    `padded_rows` that were added to fill a bucket, `splits` of a failed batch into its requests. The ladder: `retries`
+    and those that were `denied` for want of budget, `hedges` and those that answered first, `replays` after a death,
+    `probes` of idle lanes, lanes that a host rebuilt. As a shadow: requests of stable that were `mirrored`, dropped or
+    failed, and the `agreement` with stable by output."""
 
     def __init__(self) -> None:
         self.responses: dict[int, int] = {}
@@ -52,7 +53,9 @@ class RevisionStats:
         self.timeouts = 0
         self.replays = 0
         self.deaths = 0
+        self.fetch_seconds: float | None = None  # of the last time
         self.batches = 0
+        self.sizes = [0] * (len(ROWS) + 1)
         self.rows = 0
         self.padded_rows = 0
         self.splits = 0
@@ -75,6 +78,13 @@ class RevisionStats:
 
     def add_agreement(self, output: str, found: OutputAgreement) -> None:
         self.agreement[output] = found.plus(self.agreement.get(output, OutputAgreement()))
+
+    def dispatched(self, rows: int, padded: int) -> None:
+        """A batch of `rows` rows was given to a lane, with `padded` more."""
+        self.batches += 1
+        self.rows += rows
+        self.padded_rows += padded
+        self.sizes[min((rows - 1).bit_length(), len(ROWS))] += 1
 
     def count_response(self, status: int) -> None:
         self.responses[status] = self.responses.get(status, 0) + 1

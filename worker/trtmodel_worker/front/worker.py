@@ -237,7 +237,9 @@ class Worker:
         progress(EngineState.FETCHING)
         fetch = functools.partial(self._fetch, self._pointer.storage, artifact, self.machine.load_key)
         seconds = self.settings.prepare_seconds
+        began = time.monotonic()
         artifacts, manifest = await self._preparing.run(seconds, "the artifact", fetch, lambda _: None)
+        self._stats_of(manifest.revision).fetch_seconds = time.monotonic() - began
         await make_room(manifest)  # now that all files are here: nothing is unloaded for what cannot be fetched
         payload = await self._payload(self._preparing, artifacts, manifest)
         progress(EngineState.LOADING)
