@@ -119,11 +119,13 @@ def wait_for_person(turn: Turn) -> Outcome | None:
     if what == PROMOTION:
         reason, command = reasons.AWAITING_PROMOTION, "promote"
         state = f"every step was passed ({sentence}), and every worker has {revision} ready"
+        where = step.figures
     else:
         reason, command = reasons.STEP_PAUSED, "resume"
         state = f"step {step.index + 1} of {len(turn.spec.rollout.steps)} was passed ({sentence}), and pauses"
+        where = _summary(turn, holders(turn.seen, turn.memory))
     message = f"{state}: use the command {command}@{revision} to go on, or abort@{revision} to go back"
-    summary = f"waits for {command}, {_summary(turn, holders(turn.seen, turn.memory))}"
+    summary = ", ".join(filter(None, (f"waits for {command}", where)))
     return Outcome(Situation(Stage.PAUSED, reason, message, summary), renewal(turn))
 
 
