@@ -274,8 +274,13 @@ def test_a_worker_is_replaced_only_when_its_successor_is_ready_and_has_time_to_d
     main = container(manifest)
     assert main["livenessProbe"]["httpGet"]["path"] == "/v2/health/live"
     assert main["readinessProbe"]["httpGet"]["path"] == "/v2/health/ready"
-    assert main["startupProbe"]["periodSeconds"] * main["startupProbe"]["failureThreshold"] >= 1800
     assert {main[p]["timeoutSeconds"] for p in ("livenessProbe", "readinessProbe", "startupProbe")} == {5}
+
+
+def test_G07_a_worker_that_loads_its_first_engine_for_half_an_hour_is_not_killed() -> None:
+    main = container(deployment())
+    assert main["startupProbe"]["httpGet"]["path"] == "/v2/health/ready"  # liveness begins when it has succeeded once
+    assert main["startupProbe"]["periodSeconds"] * main["startupProbe"]["failureThreshold"] >= 1800
 
 
 def test_the_users_pod_settings_are_merged_and_ours_stay() -> None:
