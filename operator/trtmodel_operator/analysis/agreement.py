@@ -61,10 +61,10 @@ def _output(name: str, found: OutputAgreement, requests: int, limit: float | Non
     ranked = found.ranked > 0 or comparable == 0
     if ranked:
         rows = max(found.ranked + found.incomparable, 1)
-        share = found.top1_equal / rows
+        share = min(1.0, max(0.0, found.top1_equal / rows))
         text = f"{share:.2%} of {requests:,} mirrored answers agree in output {name}"
     else:
-        share = max(0.0, 1 - found.relative_error / max(found.rows, 1))
+        share = min(1.0, max(0.0, 1 - found.relative_error / max(found.rows, 1)))
         text = f"output {name} differs by {1 - share:.2%} in the mean of {requests:,} mirrored answers"
     if limit is None:
         return Verdict.PASS, share, text

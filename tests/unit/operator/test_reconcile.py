@@ -4,6 +4,7 @@ import asyncio
 import copy
 import dataclasses
 import itertools
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from trtmodel_contract.jobs import DataSet, ResolveTask
 from trtmodel_operator.adapters.signing import Ed25519Signer, Keys
 from trtmodel_operator.model import (
     Action,
+    Answer,
     ApplyPointer,
     ApplyWorkload,
     Artifact,
@@ -25,14 +27,17 @@ from trtmodel_operator.model import (
     Guard,
     HistoryEntry,
     JobKind,
+    Lookup,
     Memory,
     Notice,
     Observed,
     PlannedEngine,
     Platform,
+    Query,
     Signal,
     Situation,
     Stage,
+    WebhookSpec,
 )
 from trtmodel_operator.ports import ClusterError, Conflict, Json, Key, WorkerError
 from trtmodel_operator.reconcile import UNANSWERED, Reconciler
@@ -412,3 +417,71 @@ def test_every_pass_reads_the_world_anew() -> None:
         world.model["metadata"]["generation"] = generation
         passes(world, decide)
     assert generations == [1, 2, 3]
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# what is looked up outside
+# ---------------------------------------------------------------------------------------------------------------
+
+CHAT = {"name": "chat", "stage": "Event", "url": "https://chat.example.com/"}
+HOOK = {"name": "ok", "stage": "ConfirmRollout", "url": "https://hooks.example.com/"}
+ASKED = Query("w1/quality/1", "", "avg(quality)", 10.0)
+
+
+class Asking:
+    """The port Inquiries."""
+
+    def __init__(self, *answers: Answer) -> None:
+        self.found = answers
+        self.followed: list[Sequence[Lookup]] = []
+        self.told: list[tuple[str, str]] = []
+
+    def answers(self, key: Key) -> tuple[Answer, ...]:
+        return self.found
+
+    def follow(self, key: Key, lookups: Sequence[Lookup]) -> None:
+        self.followed.append(lookups)
+
+    def tell(self, hook: WebhookSpec, key: str, body: str) -> None:
+        self.told.append((hook.name, json.loads(body)["event"]["reason"]))
+
+
+def asks(world: World, asking: Asking, decide: Callable[[Observed], Decision]) -> None:
+    signer = Ed25519Signer(Keys.made())
+    reconciler = Reconciler(world, world, signer, world, world, "worker:1", decide=decide, inquiries=asking)
+    asyncio.run(reconciler.reconcile(KEY))
+
+
+def test_answers_are_facts_and_what_a_decision_asks_for_is_followed_after_its_memory_was_written() -> None:
+    world, asking = World(), Asking(Answer(ASKED.key, 1.0, value=0.5))
+    seen: list[Observed] = []
+
+    def decide(observed: Observed) -> Decision:
+        seen.append(observed)
+        return dataclasses.replace(decision(), lookups=(ASKED,))
+
+    asks(world, asking, decide)
+    assert seen[0].answers == asking.found
+    assert asking.followed == [(ASKED,)]
+    world.fails = {"memory": Conflict("modified")}
+    with pytest.raises(Conflict):
+        asks(world, asking, lambda _: dataclasses.replace(decision(memory=Memory(sequence=9)), lookups=()))
+    assert asking.followed == [(ASKED,)]
+
+
+def test_nothing_is_followed_for_a_model_that_is_gone() -> None:
+    world, asking = World(), Asking()
+    world.model = None
+    asks(world, asking, lambda _: decision())
+    assert asking.followed == [()]
+
+
+def test_every_event_is_told_to_the_webhooks_that_are_for_events_and_to_no_others() -> None:
+    world, asking = World(), Asking()
+    assert world.model is not None
+    world.model["spec"] = {**SPEC, "rollout": {"analysis": {"webhooks": [CHAT, HOOK]}}}
+    notice = Notice("CommandTaken", "it was taken")
+    asks(world, asking, lambda _: dataclasses.replace(decision(), notices=(notice,)))
+    assert asking.told
+    assert asking.told == [("chat", reason) for reason, _, _ in world.events]
+    assert ("chat", "CommandTaken") in asking.told

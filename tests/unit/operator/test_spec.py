@@ -250,6 +250,10 @@ FIELDS = [
     "rollout",
     "rollout__steps",
     "rollout__analysis",
+    "rollout__analysis__noData",
+    "rollout__analysis__minAgreement",
+    "rollout__analysis__prometheus",
+    "rollout__analysis__webhooks",
     "rollout__progressDeadline",
 ]
 
@@ -295,3 +299,54 @@ def test_a_long_command_is_remembered_in_part() -> None:
     command = parse_command("x" * 10_000)
     assert command is not None
     assert len(command.text) == 200
+
+
+def test_queries_webhooks_and_the_policy_for_no_data_are_read() -> None:
+    raw = spec(
+        rollout__analysis={
+            "noData": "Synthetic",
+            "minAgreement": 0.99,
+            "prometheus": [
+                {"name": "ctr", "query": "sum(x)", "min": -1, "max": 2.5},
+                {"name": "lag", "query": "max(y)", "max": 5, "address": "http://prometheus:9090"},
+            ],
+            "webhooks": [
+                {"name": "begin", "stage": "ConfirmRollout", "url": "https://hooks/x", "timeout": "500ms"},
+                {"name": "chat", "stage": "Event", "url": "https://chat/x"},
+            ],
+        }
+    )
+    found = parse(raw).rollout.analysis
+    assert (found.no_data.value, found.min_agreement) == ("Synthetic", 0.99)
+    assert [(q.name, q.query, q.address, q.low, q.high) for q in found.prometheus] == [
+        ("ctr", "sum(x)", "", -1.0, 2.5),
+        ("lag", "max(y)", "http://prometheus:9090", None, 5.0),
+    ]
+    assert [(w.name, w.stage.value, w.url, w.timeout) for w in found.webhooks] == [
+        ("begin", "ConfirmRollout", "https://hooks/x", 0.5),
+        ("chat", "Event", "https://chat/x", 10.0),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("analysis", "says"),
+    [
+        ({"noData": "Guess"}, "noData"),
+        ({"minAgreement": 2}, "minAgreement: 2.0 is not a share from 0 to 1"),
+        ({"minAgreement": "0.9"}, "minAgreement"),
+        ({"prometheus": [{"name": "a", "query": "up"}]}, "neither min nor max is given"),
+        ({"prometheus": [{"name": "a", "query": "up", "min": 2, "max": 1}]}, "min 2 is above max 1"),
+        ({"prometheus": [{"name": "a", "query": "up", "min": 1e300}]}, "is not a number from -1e15"),
+        ({"prometheus": [{"name": "a", "min": 1}]}, "query is missing"),
+        ({"prometheus": [{"name": "a", "query": "up", "min": 1}] * 2}, "two are named a"),
+        ({"prometheus": [{"name": f"q{i}", "query": "up", "min": 1} for i in range(9)]}, "9 are too many"),
+        ({"webhooks": [{"name": "a", "stage": "Sometimes", "url": "https://x"}]}, "stage"),
+        ({"webhooks": [{"name": "a", "stage": "Event"}]}, "url is missing"),
+        ({"webhooks": [{"name": "a", "stage": "Event", "url": "https://x", "timeout": "2m"}]}, "give at most 1m"),
+        ({"webhooks": [{"name": "a", "stage": "Event", "url": "https://x", "timeout": "0s"}]}, "too short"),
+    ],
+)
+def test_an_analysis_that_cannot_be_done_is_an_error_that_names_its_field(analysis: dict[str, Any], says: str) -> None:
+    with pytest.raises(SpecError, match=says) as refused:
+        parse(spec(rollout__analysis=analysis))
+    assert str(refused.value).startswith("spec.rollout.analysis")
