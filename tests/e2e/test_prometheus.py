@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import threading
@@ -12,6 +13,7 @@ from debian_prometheus import Missing, programs
 from prometheus_server import ROOT, Prometheus, discovered, documented
 
 from . import models, sources
+from .cluster import Refused
 from .install import SYSTEM
 from .world import World, condition, until
 
@@ -43,7 +45,8 @@ def served(world: World, endpoint: str) -> Iterator[World]:
 
     def ask() -> None:
         while not over.wait(0.1):
-            world.infer(f"services/{NAME}:http", NAME, models.tiny_inputs(ROW))
+            with contextlib.suppress(Refused):  # whether requests fail is asked elsewhere
+                world.infer(f"services/{NAME}:http", NAME, models.tiny_inputs(ROW))
 
     thread = threading.Thread(target=ask, name="asks")
     thread.start()
