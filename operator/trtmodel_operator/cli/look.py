@@ -164,7 +164,7 @@ def _state(model: Json) -> Iterator[Line]:
     for found in _matters(model):
         mood = Mood.BAD if found.get("type") in ("Stalled", "Available") else Mood.WARN
         moving = found.get("type") == "Ready" and condition(model, "Progressing").get("status") == "True"
-        sentence = str(_mapping(memory(model).get("step")).get("sentence") or "")  # has its own line: see _step
+        sentence = str(_mapping(status.get("analysis")).get("message") or "")  # has its own line: see _step
         message = str(found.get("message", ""))
         message = message.replace(sentence, "see below") if sentence and revision(model, "candidate") else message
         text = f"{'why it waits' if moving else plain(found.get('reason'))}: {plain(message)}"
@@ -201,18 +201,19 @@ def _step(model: Json) -> Iterator[Line]:
         text += "; too few requests: golden samples run" if step.get("synthetic") else ""
     else:
         text = "all workers are prepared for the promotion"
-    below = []
-    if sentence := plain(step.get("sentence") or ""):
-        verdict = plain(step.get("verdict") or "")
-        mood = {"Pass": Mood.GOOD, "Fail": Mood.BAD}.get(verdict, Mood.MOVES)
-        below.append(Line(f"{f'analysis {verdict}'.strip()}: {sentence}", mood))
-    for check in listed(step.get("checks")):
-        mood = {"Pass": Mood.GOOD, "Fail": Mood.BAD}.get(str(check.get("verdict")), Mood.MOVES)
-        below.append(Line(plain(f"query {check.get('name')} {check.get('verdict')}: {check.get('sentence')}"), mood))
+    analysis = _mapping(_mapping(model.get("status")).get("analysis"))
+    below = [_judged("analysis", analysis)] if analysis else []
+    below += [_judged(f"query {check.get('name')}", check) for check in listed(analysis.get("checks"))]
     below += [
         Line(f"target {plain(t)} went back: {plain(why)}", Mood.BAD) for t, why in _mapping(step.get("failed")).items()
     ]
     yield Line(plain(text), Mood.MOVES, tuple(below))
+
+
+def _judged(what: str, found: Json) -> Line:
+    verdict = str(found.get("verdict") or "")
+    mood = {"Pass": Mood.GOOD, "Fail": Mood.BAD}.get(verdict, Mood.MOVES)
+    return Line(plain(f"{what} {verdict}: {found.get('message') or ''}"), mood)
 
 
 def _target(model: Json, target: Json, workers: Sequence[Worker]) -> Line:

@@ -196,6 +196,7 @@ def as_document(model: Json, workers: Sequence[look.Worker]) -> Json:
             **{role: revision(model, role) for role in ("stable", "candidate", "standby")},
         },
         "step": memory(model).get("step"),
+        "analysis": found.get("analysis"),
         "targets": found.get("targets") or [],
         "workers": [
             {"name": w.name, "target": w.target, "ready": w.ready, "node": w.node, "restarts": w.restarts,

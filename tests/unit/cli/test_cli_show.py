@@ -109,6 +109,7 @@ def test_status_for_programs_has_everything_by_name(api_server: FakeApiServer, t
     assert found["revisions"] == {"wanted": B, "stable": A, "candidate": B, "standby": ""}
     assert found["conditions"]["Available"]["status"] == "True"
     assert found["step"]["index"] == 0
+    assert "analysis" in found
     assert found["targets"][0]["workers"]["onCandidate"] == 1
 
 
@@ -311,3 +312,16 @@ def pod(name: str, *, ready: bool) -> dict[str, Any]:
             "containerStatuses": [{"restartCount": 0 if ready else 2}],
         },
     }
+
+
+def test_queries_of_a_trial_stand_below_its_step_and_a_far_way_back_is_no_step() -> None:
+    model = as_object(canary(serving(A)))
+    check = {"name": "ctr", "verdict": "Fail", "value": 0.01, "message": "0.01 is below 0.02"}
+    model["status"]["analysis"] = {"revision": B, "verdict": "Fail", "message": "ctr is low", "checks": [check]}
+    lines = [line.strip() for line in output.indented(look.tree(model))]
+    at = next(i for i, line in enumerate(lines) if line.startswith("step 1/2"))
+    assert lines[at + 1 : at + 3] == ["analysis Fail: ctr is low", "query ctr Fail: 0.01 is below 0.02"]
+    model["status"]["rollout"]["step"]["back"] = True
+    assert f"workers load {B}, to which a person goes back" in [
+        line.strip() for line in output.indented(look.tree(model))
+    ]
