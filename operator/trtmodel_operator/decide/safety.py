@@ -124,7 +124,7 @@ def analysis_says_no(turn: Turn) -> Outcome | None:
     holding = serving and step.index < len(steps) and step.held < steps[step.index].hold
     lacking = spec.rollout.analysis.no_data is NoData.SYNTHETIC and serving and look.too_few
     turn.remember(
-        waited=memory.waited if holding or is_paused(turn) or awaited(turn) else memory.waited + passed,
+        waited=memory.waited if holding or is_paused(turn) else memory.waited + passed,
         waited_at=now,
         step=replace(
             step,

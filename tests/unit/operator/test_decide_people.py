@@ -239,6 +239,20 @@ def test_pause_stops_the_way_forward_as_the_spec_does_and_resume_ends_it() -> No
     assert decision.rule == "promote"
 
 
+def test_the_deadline_stands_still_in_a_pause() -> None:
+    seen = canary(serving(A))
+    few = {"requests": 1}
+    seen, decision = watched(seen, lambda d: d.situation.reason == "Inconclusive", **few)
+    before = decision.memory.waited
+    seen = commanded(obey(seen, decision, seconds=0), "pause#1")
+    for _ in range(80):  # 400 s, of a deadline of 300
+        decision = decide(seen)
+        assert decision.rule == "paused"
+        seen = later(busy(obey(seen, decision, seconds=0), **few), 5)
+    assert decision.memory.waited == before
+    assert decide(commanded(seen, "resume#2")).memory.candidate is not None
+
+
 def test_what_was_paused_is_watched_and_taken_back() -> None:
     for paused in (commanded(canary(serving(A)), "pause#1"), edited(canary(serving(A)), rollout__paused=True)):
         _, decision = watched(paused, lambda d: d.memory.candidate is None, looks=20, failed=60)
