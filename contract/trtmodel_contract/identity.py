@@ -122,7 +122,8 @@ class LoadKey:
     """What decides whether an engine's bytes can be loaded, known before anything is loaded.
 
     For a GPU: runtime, exact version, device name, compute capability, MIG profile. For the CPU: runtime, version,
-    instruction set (ONNX Runtime's optimised graphs use layouts of the machine they were made on).
+    instruction set (ONNX Runtime's optimised graphs use layouts of the machine they were made on). A worker that has
+    not looked at its machine yet knows no more than the runtime.
     """
 
     runtime: str
@@ -130,6 +131,11 @@ class LoadKey:
     device: str
     capability: str = ""
     mig: str = ""
+
+    @property
+    def known(self) -> bool:
+        """Whether it names a machine, so that an engine can be found or built for it."""
+        return bool(self.version and self.device)
 
     def __str__(self) -> str:
         parts = (self.runtime, self.version, self.device, self.capability, self.mig)

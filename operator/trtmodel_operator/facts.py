@@ -15,15 +15,22 @@ def present(seen: Observed, target: str | None = None) -> list[ObservedWorker]:
     return sorted(chosen, key=lambda w: (w.pod, w.uid))
 
 
+def load_key(worker: ObservedWorker) -> str:
+    """What the worker can load; '' while it has not told. (A report that names only the runtime comes from a front
+    whose host has not looked at the machine yet: taken for a load key, it once had an engine built for no worker.)"""
+    report = worker.report
+    return str(report.load_key) if report is not None and report.load_key.known else ""
+
+
 def digest_for(worker: ObservedWorker, deployed: Deployed | None) -> str:
     """The manifest digest of the engine of `deployed` that this worker can load; '' if there is none. A worker that
     has not told its load key yet can load the only one that there is."""
     if deployed is None:
         return ""
     mine = [a for a in deployed.artifacts if a.target == worker.target]
-    if worker.report is None:
+    key = load_key(worker)
+    if not key:
         return mine[0].manifest_digest if len(mine) == 1 else ""
-    key = str(worker.report.load_key)
     return next((a.manifest_digest for a in mine if a.load_key == key), "")
 
 

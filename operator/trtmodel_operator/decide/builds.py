@@ -201,7 +201,7 @@ def _usable(turn: Turn, result: ResolveResult) -> list[Built]:
     for target in turn.spec.targets:
         keys = {str(f.load_key) for f in result.found if _is_of(f.load_key, target)}
         workers = facts.present(turn.seen, target.name)
-        reported = {str(w.report.load_key) for w in workers if w.report is not None}
+        reported = {facts.load_key(w) for w in workers} - {""}
         wanted = reported or (keys if len(keys) == 1 or not turn.spec.tier.builds else set())
         for load_key in sorted(wanted & keys):
             newest = max((f for f in result.found if str(f.load_key) == load_key), key=lambda f: f.number)

@@ -77,6 +77,6 @@ def lacking(turn: Turn, goal: Deployed) -> str:
     """The first worker that there is no engine of it for; '' if there is one for each."""
     for worker in facts.present(turn.seen):
         if not facts.digest_for(worker, goal):
-            key = f" with the load key {worker.report.load_key}" if worker.report is not None else ""
-            return f"{worker.pod}{key}"
+            key = facts.load_key(worker)
+            return f"{worker.pod} with the load key {key}" if key else worker.pod
     return ""

@@ -153,8 +153,9 @@ def _lacking(turn: Turn, have: Collection[tuple[str, str]], served: Deployed | N
             continue
         reported: dict[str, set[str]] = {}
         for worker in facts.present(turn.seen, target.name):
-            if worker.report is not None and (served is None or facts.digest_for(worker, served)):
-                reported.setdefault(str(worker.report.load_key), set()).add(worker.node)
+            key = facts.load_key(worker)
+            if key and (served is None or facts.digest_for(worker, served)):
+                reported.setdefault(key, set()).add(worker.node)
         lacking = sorted(reported.keys() - mine)[: max(0, LOAD_KEYS - len(mine))]
         needs += [Need(target, key, tuple(sorted(reported[key] - {""})[:NODES])) for key in lacking]
     return needs

@@ -181,6 +181,12 @@ def test_status_shows_what_a_running_job_says_of_itself() -> None:
 # ---------------------------------------------------------------------------------------------------------------
 
 
+def test_nothing_is_built_for_a_worker_that_has_not_looked_at_its_machine_yet() -> None:
+    decision = decide(with_key(serving(A), "w1", LoadKey(LOAD_KEY.runtime, "", "")))
+    assert of(decision, CreateJob) == []
+    assert decision.situation.reason != "NoEngineForLoadKey"
+
+
 def test_a_worker_without_an_engine_for_its_load_key_gets_one_built_on_its_node() -> None:
     seen = with_key(serving(A), "w1")
     decision = decide(seen)
