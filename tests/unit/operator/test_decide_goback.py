@@ -91,6 +91,18 @@ def test_when_all_have_it_all_are_switched_and_what_was_left_is_not_tried_again(
     assert not of(after, CreateJob)
 
 
+def test_back_and_back_again_and_only_what_was_left_last_is_not_tried() -> None:
+    seen = promoted()
+    for number, (goal, left) in enumerate([(A, B), (B, A)]):
+        seen = commanded(seen, f"rollback@{goal}#{number}")
+        decision = decide(seen)
+        assert decision.memory.stable is not None
+        assert decision.memory.stable.revision == goal
+        assert [r.revision for r in decision.memory.rejected] == [left]
+        seen, decision = run(obey(seen, decision), lambda _, d: not d.actions)
+    assert decision.situation.stage is Stage.SERVING
+
+
 def test_it_waits_for_the_last_worker_and_says_for_what() -> None:
     seen, decision = far_back()
     seen = obey(seen, decision, loading=[A])
