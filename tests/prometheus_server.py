@@ -57,7 +57,7 @@ class Prometheus:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        self._url = f"http://127.0.0.1:{port}"
+        self.url = f"http://127.0.0.1:{port}"
         self._log = folder / "prometheus.log"
         flags = {
             "config.file": folder / "prometheus.yml",
@@ -110,13 +110,13 @@ class Prometheus:
 
     def _ready(self) -> bool:
         try:
-            with urllib.request.urlopen(f"{self._url}/-/ready", timeout=CALL_SECONDS) as answer:
+            with urllib.request.urlopen(f"{self.url}/-/ready", timeout=CALL_SECONDS) as answer:
                 return bool(answer.status == 200)
         except OSError:
             return False
 
     def _ask(self, what: str, **arguments: str) -> Any:
-        url = f"{self._url}/api/v1/{what}?{urllib.parse.urlencode(arguments)}"
+        url = f"{self.url}/api/v1/{what}?{urllib.parse.urlencode(arguments)}"
         try:
             with urllib.request.urlopen(url, timeout=CALL_SECONDS) as answer:
                 return json.load(answer)["data"]

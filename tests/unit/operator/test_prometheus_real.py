@@ -1,18 +1,14 @@
-"""The adapter against a real Prometheus on this machine. The binary is that of the environment variable PROMETHEUS, or
-of the path; Debian's package `prometheus` has it."""
+"""The adapter against a real Prometheus on this machine, Debian's."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import shutil
-import socket
-import subprocess
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
+from debian_prometheus import Missing, programs
+from prometheus_server import Prometheus as Server
 from trtmodel_operator.adapters.addresses import Addresses
 from trtmodel_operator.adapters.calls import CallError, Calls
 from trtmodel_operator.adapters.prometheus import Prometheus
@@ -20,38 +16,28 @@ from trtmodel_operator.adapters.prometheus import Prometheus
 pytestmark = pytest.mark.e2e
 
 START_SECONDS = 60
-CONFIG = """\
-global: {scrape_interval: 1s}
-scrape_configs:
-- job_name: itself
-  static_configs: [{targets: ["%s"]}]
-"""
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Its address, once it has scraped itself."""
-    binary = os.environ.get("PROMETHEUS") or shutil.which("prometheus")
-    if binary is None:
-        pytest.skip("no prometheus on the path: install Debian's package, or name the binary by PROMETHEUS")
-    home = tmp_path_factory.mktemp("prometheus")
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        where = f"127.0.0.1:{s.getsockname()[1]}"
-    (home / "config.yaml").write_text(CONFIG % where)
-    command = [binary, f"--config.file={home}/config.yaml", f"--storage.tsdb.path={home}/data"]
-    with Path(home / "log").open("wb") as log:
-        process = subprocess.Popen([*command, f"--web.listen-address={where}"], stdout=log, stderr=log)
     try:
+        program = programs()["prometheus"]
+    except Missing as e:
+        pytest.fail(str(e))
+    folder = tmp_path_factory.mktemp("prometheus")
+    itself = {"job_name": "itself", "file_sd_configs": [{"files": [str(folder / "itself.json")]}]}
+    found = Server(program, {"global": {"scrape_interval": "1s"}, "scrape_configs": [itself]}, folder)
+    try:
+        address = found.url.removeprefix("http://")
+        (folder / "itself.json").write_text(f'[{{"targets": ["{address}"]}}]')
         deadline = time.monotonic() + START_SECONDS
-        while asked(f"http://{where}", "count(up == 1)") != 1.0:
-            assert process.poll() is None, (home / "log").read_text()
-            assert time.monotonic() < deadline, (home / "log").read_text()
+        while asked(found.url, "count(up == 1)") != 1.0:
+            assert time.monotonic() < deadline, found.log()
             time.sleep(0.1)
-        yield f"http://{where}"
+        yield found.url
     finally:
-        process.kill()
-        process.wait()
+        found.close()
 
 
 def asked(address: str, query: str) -> float | str:
