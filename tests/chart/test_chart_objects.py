@@ -120,6 +120,27 @@ def test_policies_are_made_where_one_says(helm: Helm) -> None:
     assert {n for n, _ in policies(helm, 'networkPolicy.namespaces=["ml","vision"]')} == {"ops", "ml", "vision"}
 
 
+def test_labels_of_ones_own_are_on_every_object_and_replace_none_of_the_charts(helm: Helm) -> None:
+    own = {"team": "ml", "app.kubernetes.io/name": "mine"}
+    settings = (*MONITORS, "networkPolicy.enabled=true", "podDisruptionBudget.enabled=true", "crds.install=false")
+    objects = helm.template(*settings, f"commonLabels={json.dumps(own)}")
+    without = helm.template(*settings)
+    for labelled, plain in zip(objects, without, strict=True):
+        labels = plain["metadata"]["labels"]
+        if labels["app.kubernetes.io/name"] == OPERATOR["app.kubernetes.io/name"]:
+            assert labelled["metadata"]["labels"] == labels | {"team": "ml"}, plain["kind"]
+    assert one(objects, "Deployment")["spec"]["selector"] == one(without, "Deployment")["spec"]["selector"]
+
+
+def test_labels_of_one_object_go_before_those_of_all(helm: Helm) -> None:
+    objects = helm.template(
+        *MONITORS, 'commonLabels={"team":"ml"}', 'podLabels={"team":"a"}', 'metrics.rules.labels={"team":"b"}'
+    )
+    assert one(objects, "Deployment")["spec"]["template"]["metadata"]["labels"]["team"] == "a"
+    assert one(objects, "PrometheusRule")["metadata"]["labels"]["team"] == "b"
+    assert one(objects, "Service")["metadata"]["labels"]["team"] == "ml"
+
+
 def test_a_budget_for_drains_is_about_the_operators_pods(helm: Helm) -> None:
     budget = one(
         helm.template("podDisruptionBudget.enabled=true", 'podDisruptionBudget.maxUnavailable="50%"'),

@@ -40,11 +40,22 @@ app.kubernetes.io/name: {{ .Chart.Name }}
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
 
-{{- define "operator.labels" -}}
+{{- define "operator.own" -}}
 {{ include "operator.selector" . }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- end -}}
+
+{{/* Labels of an object: ours, and those of the values that do not replace ours. */}}
+{{- define "operator.labels" -}}
+{{ toYaml (merge (include "operator.own" . | fromYaml) .Values.commonLabels) }}
+{{- end -}}
+
+{{/* The same with labels for this object: (list . labels). */}}
+{{- define "operator.labelsWith" -}}
+{{- $root := first . -}}
+{{ toYaml (merge (include "operator.own" $root | fromYaml) (last .) $root.Values.commonLabels) }}
 {{- end -}}
 
 {{/* Who may read metrics. */}}
