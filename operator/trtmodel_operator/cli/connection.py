@@ -53,12 +53,14 @@ class Connection:
         try:
             loaded = _configuration(kubeconfig, context)
         except (config.ConfigException, OSError) as e:
-            raise Failed(
-                f"no cluster: {plain(e).rstrip('.')}. Name one with --kubeconfig, KUBECONFIG or --context"
-            ) from e
+            named = kubeconfig or os.environ.get("KUBECONFIG") or "kubeconfig"
+            why = f"{plain(named)}: {plain(e).rstrip('.')}"
+            raise Failed(f"no cluster: {why}. Name one with --kubeconfig, KUBECONFIG or --context") from e
         self.namespace = namespace or loaded[1] or "default"
         settings = loaded[0]
         settings.retries = False
+        if not settings.verify_ssl:  # the user wrote insecure-skip-tls-verify; kubectl says nothing of it either
+            urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
         self._client = client.ApiClient(settings)
         self._host = settings.host
 

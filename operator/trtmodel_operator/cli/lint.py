@@ -37,7 +37,8 @@ def lint(at: Connection | None, options: argparse.Namespace) -> int:
             told += [{"file": file, "name": name, "path": f.path, "message": f.message} for f in found]
             if options.output != "json":
                 for finding in found:
-                    print(plain(f"{file}: {name}: {finding.path}: {finding.message}"))
+                    where = f"{finding.path}: " if finding.path else ""
+                    print(plain(f"{file}: {name}: {where}{finding.message}"))
                 if not found:
                     print(plain(f"{file}: {name}: ok"))
     if options.output == "json":

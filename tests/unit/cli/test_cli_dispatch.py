@@ -81,4 +81,6 @@ def test_without_a_cluster_it_says_how_to_name_one(
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", "no-such-file")
     assert dispatch.main(["status", "magika", "--kubeconfig", "no-such-file"]) == 1
-    assert "Name one with --kubeconfig, KUBECONFIG or --context" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert said.startswith("trtmodel: no cluster: no-such-file: ")
+    assert said.endswith(". Name one with --kubeconfig, KUBECONFIG or --context\n")

@@ -121,4 +121,4 @@ def test_the_api_server_has_the_last_word(
     assert asked.path == "/apis/trtmodel.io/v1alpha1/namespaces/ml/trtmodels"
     api_server.fault = lambda seen: refusal(422, "the image cannot be changed yet") if seen.method == "PATCH" else None
     shown = trtmodel("lint", "--server", "-n", "ml", str(file))
-    assert (shown.code, shown.out) == (1, f"{file}: magika: : the API server says: the image cannot be changed yet\n")
+    assert (shown.code, shown.out) == (1, f"{file}: magika: the API server says: the image cannot be changed yet\n")
