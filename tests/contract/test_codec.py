@@ -11,8 +11,9 @@ from typing import Any, ClassVar
 
 import pytest
 from documents import DOCUMENTS, instances
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from trtmodel_contract import codec
 from trtmodel_contract.codec import LATER, DocumentError, canonical, decode, dumps, encode, loads
 from trtmodel_contract.control import BootPointer, DesiredRequest, Report
 from trtmodel_contract.gate import Task
@@ -171,3 +172,32 @@ def test_a_field_that_came_later_changes_no_byte_of_documents_without_it(inner: 
     grown = Grown(inner.count, inner.share, words)
     assert decode(Grown, encode(grown)) == grown
     assert decode(Inner, encode(grown)) == inner, "an older reader takes what it knows"
+
+
+SCALARS = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=3), st.just([]), st.just({}))
+
+
+@pytest.mark.parametrize("kind", DOCUMENTS)
+@settings(max_examples=25)
+@given(data=st.data())
+def test_what_is_read_fast_is_what_is_read_with_care_also_where_something_does_not_fit(
+    kind: Any, data: st.DataObject
+) -> None:
+    raw = encode(data.draw(instances(kind)))
+    node = raw
+    while True:
+        if not node:
+            return
+        at = data.draw(st.sampled_from(sorted(node) if isinstance(node, dict) else range(len(node))))
+        if not isinstance(node[at], (dict, list)) or data.draw(st.booleans()):
+            break
+        node = node[at]
+    node[at] = data.draw(SCALARS)
+
+    def outcome(read: Any) -> str:
+        try:
+            return repr(read(kind, raw, "it"))  # NaN is no equal of itself
+        except DocumentError as e:
+            return f"refused: {e}"
+
+    assert outcome(decode) == outcome(codec._decode)

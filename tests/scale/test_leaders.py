@@ -93,19 +93,16 @@ def a_pair(start: Start) -> tuple[OperatorProcess, OperatorProcess]:
 
 
 def test_a_leader_that_is_told_to_end_hands_over_before_its_lease_would_have_expired(
-    plane: ControlPlane, start: Start, record_property: Callable[[str, object], None]
+    plane: ControlPlane, start: Start
 ) -> None:
     names = [f"told-{n}" for n in range(4)]
     one, two = a_pair(start)
     put(plane, names, "v1")
     one.until(lambda: sum(jobs_of(plane, "v1").values()) > 0)
-    began = time.monotonic()
     one.process.send_signal(signal.SIGTERM)
     took = two.until(two.leads, seconds=LEASE_SECONDS - 1)
-    record_property("hand-over on SIGTERM", f"{took:.1f} s")
     print(f"SIGTERM -> the other leads: {took:.1f} s")
     assert one.process.wait(30) == 0
-    assert time.monotonic() - began < PLENTY
     two.until(lambda: settled(plane, names, "v1"), PLENTY, every=0.5)
     assert jobs_of(plane, "v1") == once_each(names)
 
@@ -120,17 +117,11 @@ def test_after_a_kill_another_leads_when_the_lease_has_expired_and_no_change_is_
     one.process.kill()
     began = time.monotonic()
     put(plane, names[:2], "k2")  # while nobody leads
-    took = two.until(two.leads, PLENTY)
-    print(f"SIGKILL -> the other leads: {took + time.monotonic() - began - took:.1f} s")
-    two.until(lambda: settled(plane, names[:2], "k2") or settled_each(plane, names, "k1", "k2"), PLENTY, every=0.5)
-    two.until(lambda: settled_each(plane, names, "k1", "k2"), PLENTY, every=0.5)
+    two.until(two.leads, PLENTY)
+    print(f"SIGKILL -> the other leads: {time.monotonic() - began:.1f} s")
+    two.until(lambda: settled(plane, names[:2], "k2") and settled(plane, names[2:], "k1"), PLENTY, every=0.5)
     assert jobs_of(plane, "k2") == once_each(names[:2])
     assert max(jobs_of(plane, "k1").values()) == 1
-
-
-def settled_each(plane: ControlPlane, names: list[str], first: str, second: str) -> bool:
-    """The first two serve the second source, the others the first."""
-    return settled(plane, names[:2], second) and settled(plane, names[2:], first)
 
 
 def test_a_leader_that_stood_still_and_wakes_up_changes_nothing_and_ends(plane: ControlPlane, start: Start) -> None:
@@ -164,24 +155,21 @@ def test_a_leader_whose_lease_was_taken_ends_at_once_and_the_lease_is_left_to_th
     assert lease(plane)["holderIdentity"] == "thief"
 
 
-def test_an_operator_outlives_an_api_server_that_is_gone_for_less_than_its_lease(
+def test_what_changes_while_the_api_server_is_gone_and_all_watches_break_is_found(
     plane: ControlPlane, start: Start
 ) -> None:
-    """All watches break at once; what changed meanwhile is found, by a watch or a list."""
     one = start("one")
     one.until(one.leads)
     put(plane, ["away"], "a1")
     one.until(lambda: settled(plane, ["away"], "a1"), PLENTY, every=0.5)
+    began = time.monotonic()
     plane.kill_server()
     plane.start_server()
-    survived = one.process.poll() is None  # a machine that took longer than the lease ends it, as it should
-    leader = one if survived else start("again")
     put(plane, ["away"], "a2")
-    try:
-        leader.until(lambda: settled(plane, ["away"], "a2"), PLENTY, every=0.5)
-    except AssertionError:
-        if one.process.poll() is None:
-            raise
-        leader = start("again")
-        leader.until(lambda: settled(plane, ["away"], "a2"), PLENTY, every=0.5)
-    assert leader.probe("/livez")[0] == 200
+    leader = one
+    while not settled(plane, ["away"], "a2"):
+        if leader.process.poll() is not None:  # a server that was away for longer than the lease ends it, as it should
+            leader = start("again")
+        assert time.monotonic() - began < PLENTY, leader.log[-4000:]
+        time.sleep(0.5)
+    leader.until(lambda: leader.probe("/livez")[0] == 200)
