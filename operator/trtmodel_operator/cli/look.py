@@ -16,6 +16,7 @@ from trtmodel_operator.cli.words import age, plain, span
 
 Json = Mapping[str, Any]
 
+SHOWN_MOST = 20  # workers of one target
 SHORT = 12  # hex digits of a digest that tell it apart for people
 DEFAULT_STEPS: Sequence[Json] = ({"workers": 1, "hold": "2m"}, {"workers": "50%", "hold": "2m"})
 
@@ -239,7 +240,9 @@ def _target(model: Json, target: Json, workers: Sequence[Worker]) -> Line:
     if gate := _mapping(target.get("gate")):
         mood = {"Pass": Mood.GOOD, "Fail": Mood.BAD}.get(str(gate.get("verdict")), Mood.WARN)
         below.append(Line(plain(f"gate {gate.get('verdict')}: {gate.get('message', '')}"), mood))
-    below += [_worker(model, worker) for worker in workers if worker.target == target.get("name")]
+    mine = [worker for worker in workers if worker.target == target.get("name")]
+    below += [_worker(model, worker) for worker in mine[:SHOWN_MOST]]
+    below += [Line(f"and {len(mine) - SHOWN_MOST} more workers", Mood.FAINT)] if len(mine) > SHOWN_MOST else []
     desired = count.get("desired", 0)
     served = count.get("onStable", 0) + count.get("onCandidate", 0)
     return Line(text, Mood.GOOD if desired and served >= desired else Mood.WARN, tuple(below))

@@ -142,11 +142,13 @@ def ask_workers(at: Connection, model: Json) -> list[look.Worker]:
     except Failed:
         return []
 
+    asked = {str(p["metadata"]["name"]) for p in sorted(pods, key=_name)[:ASKED_MOST]}
+
     def ask(pod: Json) -> look.Worker:
         meta, state = pod["metadata"], pod.get("status") or {}
         ready = any(c.get("type") == "Ready" and c.get("status") == "True" for c in state.get("conditions") or ())
         serves, trial, holds, silence = "", "", tuple[str, ...](), ""
-        if ready:
+        if ready and meta["name"] in asked:
             try:
                 routed = at.ask(meta["name"], name)
                 holds, serves = routed.holds, routed.candidate if routed.weight == WHOLE else routed.stable
@@ -165,9 +167,12 @@ def ask_workers(at: Connection, model: Json) -> list[look.Worker]:
             trial,
         )
 
-    chosen = sorted(pods, key=lambda p: str(p["metadata"]["name"]))[:ASKED_MOST]
     with ThreadPoolExecutor(max_workers=8) as pool:
-        return list(pool.map(ask, chosen))
+        return list(pool.map(ask, sorted(pods, key=_name)))
+
+
+def _name(pod: Json) -> str:
+    return str(pod["metadata"]["name"])
 
 
 def _trial(routed: Routed) -> str:

@@ -325,3 +325,26 @@ def test_queries_of_a_trial_stand_below_its_step_and_a_far_way_back_is_no_step()
     assert f"workers load {B}, to which a person goes back" in [
         line.strip() for line in output.indented(look.tree(model))
     ]
+
+
+def test_of_many_workers_some_are_asked_and_shown_and_all_are_told_to_programs(
+    api_server: FakeApiServer, trtmodel: Type
+) -> None:
+    put(api_server, canary(serving(A)))
+    for n in range(look.SHOWN_MOST + 3):
+        api_server.put(pod(f"pod-{n:02}", ready=True))
+    asked = []
+
+    def answer(seen: Seen) -> Any:
+        if "/proxy/" not in seen.path:
+            return None
+        asked.append(seen.path)
+        return web.json_response({"versions": [A]}, headers={"x-trtmodel-revision": A})
+
+    api_server.fault = answer
+    lines = [line.strip() for line in trtmodel("status", "magika").out.splitlines()]
+    assert len([line for line in lines if line.startswith("worker ")]) == look.SHOWN_MOST
+    assert "and 3 more workers" in lines
+    assert len(asked) == look.SHOWN_MOST
+    (line,) = trtmodel("status", "magika", "-w", "--timeout", "100ms", "-o", "json").out.splitlines()
+    assert len(json.loads(line)["workers"]) == look.SHOWN_MOST + 3
