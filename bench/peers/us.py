@@ -104,6 +104,9 @@ class OurServer:
             self._worker.wait_listening()
             self._wait_ready(self._standby)
 
+    def wait_ready(self) -> None:
+        self._worker.wait_ready()
+
     def alive(self) -> bool:
         return self._worker.process is not None and self._worker.process.poll() is None
 

@@ -24,7 +24,7 @@ def test_a_pulsed_process_is_stopped_and_continued_in_turn_and_left_running() ->
             if len(sent) == 7:
                 enough.set()
 
-        pulse = Pulse(send, 0.5, lambda: False)
+        pulse = Pulse(send, lambda: False, 0.5)
         await asyncio.wait_for(enough.wait(), 30)
         pulse.end()
         sent.append(0)
@@ -50,7 +50,7 @@ def test_while_requests_wait_a_process_stays_stopped_but_not_for_ever() -> None:
             asked.append(len(sent))
             return True
 
-        pulse = Pulse(send, 0.5, crowded)
+        pulse = Pulse(send, crowded, 0.5)
         await asyncio.wait_for(enough.wait(), 30)
         pulse.end()
 
@@ -81,7 +81,7 @@ def test_a_slice_ends_at_once_when_a_request_comes_that_it_would_delay() -> None
     sent: list[int] = []
 
     async def crowd_in_a_slice() -> None:
-        pulse = Pulse(sent.append, 0.001, lambda: False)  # after the first slice it would rest for seconds
+        pulse = Pulse(sent.append, lambda: False, 0.001)  # after the first slice it would rest for seconds
         pulse.crowd()
         pulse.crowd()
         assert sent == [signal.SIGSTOP]

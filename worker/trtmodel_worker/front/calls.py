@@ -63,11 +63,11 @@ class Call:
     """One request. `on_answer` gets the engine that answered: it need not be the one that was asked. `key`: calls with
     the same one may run together; None: this one runs alone. `deaths` of hosts that it may have been the reason of,
     `kills` of others that had it. `mirror`: where attempts of a shadow request are counted, None for any other. Nobody
-    waits for a shadow: it runs alone, and once."""
+    waits for a shadow: it runs alone, and once. `rehearsed`: not even a shadow, so it is counted nowhere."""
 
     __slots__ = (
         "alone", "bodies", "deadline", "deaths", "done", "key", "kills", "mirror", "on_answer", "on_failure", "queue",
-        "rows", "shapes", "since", "tries",
+        "rehearsed", "rows", "shapes", "since", "tries",
     )  # fmt: skip
 
     def __init__(
@@ -92,6 +92,7 @@ class Call:
         self.done = False
         self.queue: Waiting | None = None
         self.mirror: Counters | None = None
+        self.rehearsed = False
         self.since = time.monotonic()
 
     @property

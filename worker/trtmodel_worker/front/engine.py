@@ -21,6 +21,7 @@ from trtmodel_worker.front.hostproc import EngineHost, HostFailed, Hosts, Payloa
 from trtmodel_worker.front.ladder import Overdue
 from trtmodel_worker.front.models import Admission
 from trtmodel_worker.front.regions import Arenas
+from trtmodel_worker.front.rehearsal import rehearse
 from trtmodel_worker.front.scheduler import Rules, Scheduler
 from trtmodel_worker.front.stats import RevisionStats
 from trtmodel_worker.front.v2 import Codec
@@ -151,6 +152,7 @@ class Engine:
             for host in done
             if isinstance(host, EngineHost)
         ]
+        await rehearse(self, self.lanes * self._settings.hosts, self._settings.hang_seconds)
 
     async def close(self, drain_seconds: float) -> None:
         """Free everything, after the last request."""

@@ -167,7 +167,7 @@ class Hosts:
             if config_fd >= 0:
                 os.close(config_fd)
         host = EngineHost(process, control[0], control[1:])
-        pulse = Pulse(host.signal, duty, self._crowded) if pulsed else None
+        pulse = Pulse(host.signal, self._crowded) if pulsed else None
         if pulse is not None:
             self._pulses.add(pulse)
         try:

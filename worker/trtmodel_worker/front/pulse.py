@@ -1,8 +1,9 @@
 """A process that may run in short slices only, so that it disturbs what serves on the same processors no longer than
 one slice at a time.
 
-    runs     ##........##........##........##      a slice of 2 ms, a share of a fifth
-    stopped  __########__########__########__
+    requests ######........########################
+    runs     ......##..##............#............#   up to a share of the time that is free; else now and then
+    stopped  ######..##..############.############.
 
 A low priority is not enough: a processor that has something to run, however unimportant, takes no work from a busy one,
 so requests wait behind each other while a warm-up computes (Magika at 70 % load on two cores: p99 in a swap 4x with
@@ -15,8 +16,9 @@ import asyncio
 import signal
 from collections.abc import Callable
 
-SLICE_SECONDS = 0.002
-MOST_SLICES_LATE = 20  # then it runs all the same: preparing must end
+SLICE_SECONDS = 0.001
+MOST_SLICES_LATE = 12  # then it runs all the same, for a thirteenth of the time: preparing must end
+SHARE = 0.5  # of the time that is free: a slice ends when a request comes, yet it costs that one its caches
 
 
 def takes_time(running: int, waiting: int, lanes: int, cpus: float) -> bool:
@@ -27,10 +29,10 @@ def takes_time(running: int, waiting: int, lanes: int, cpus: float) -> bool:
 
 
 class Pulse:
-    """Stops and continues a process by `send` from now on, until `end`: it runs a `share` of the time, less while what
-    serves is `crowded`, which asks whether it would take time from requests."""
+    """Stops and continues a process by `send` from now on, until `end`: it runs a `share` of the time, less while it is
+    `crowded`: that asks whether the process would take time from requests."""
 
-    def __init__(self, send: Callable[[int], None], share: float, crowded: Callable[[], bool]) -> None:
+    def __init__(self, send: Callable[[int], None], crowded: Callable[[], bool], share: float = SHARE) -> None:
         self._send = send
         self._rests = 1.0 / share - 1.0
         self._crowded = crowded

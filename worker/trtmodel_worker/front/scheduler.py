@@ -164,10 +164,8 @@ class Scheduler:
         if len(self._waiting) > _SHORT_QUEUE and call.since + self._expected_wait() > call.deadline:
             self._refuse(call, "so many requests wait that this one would not be answered in time")
             return
-        if self._lanes.free:
-            self._stats.lane_hits += 1
-        else:
-            self._stats.lane_waits += 1
+        if not call.rehearsed:
+            self._stats.asked(waits=not self._lanes.free)
         self._group(call)
         self._waiting.push(call)
         if self._pump_due:
@@ -424,7 +422,8 @@ class Scheduler:
             self._arena.give_input(slot)
             return False
         self._came_alone = len(calls) == 1 and not len(self._waiting)
-        self._stats.dispatched(batch.rows, batch.padded - batch.rows)
+        if not calls[0].rehearsed:
+            self._stats.dispatched(batch.rows, batch.padded - batch.rows)
         return True
 
     def _batch(self, calls: Sequence[Call]) -> Batch:

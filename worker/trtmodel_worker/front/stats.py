@@ -71,6 +71,10 @@ class RevisionStats:
         self.mirrors_failed = 0
         self.agreement: dict[str, OutputAgreement] = {}
 
+    def asked(self, *, waits: bool) -> None:
+        self.lane_waits += waits
+        self.lane_hits += not waits
+
     def observe(self, queue: float, compute: float, total: float) -> None:
         self.queue.observe(queue)
         self.compute.observe(compute)
