@@ -89,6 +89,6 @@ class Operator:
             self.taken.append(text)
             model["status"]["rollout"]["command"] = text
             said = self._answer(model, text)
-            self._server.put(model)
-            if said is not None:
+            if said is not None:  # before the status, though the operator does it after: so no clock decides a test
                 self._server.put(event(said[0], f"command {text}: {said[1]}"))
+            self._server.put(model)
