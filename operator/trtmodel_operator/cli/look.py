@@ -170,7 +170,8 @@ def _state(model: Json) -> Iterator[Line]:
         message = message.replace(sentence, "see below") if sentence and revision(model, "candidate") else message
         text = f"{'why it waits' if moving else plain(found.get('reason'))}: {plain(message)}"
         known = advice.of(str(found.get("reason")))
-        below = (Line(f"what to do: {known.todo}", Mood.GOOD),) if known and not moving else ()
+        todo = known.todo if known and not moving and known.todo != advice.NOTHING else ""
+        below = (Line(f"what to do: {todo}", Mood.GOOD),) if todo else ()
         yield Line(text, Mood.MOVES if moving else mood, below)
 
 
