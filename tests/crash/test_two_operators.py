@@ -13,11 +13,12 @@ from test_cluster_faults import READS, TALK, passes_of
 from test_crash import ends_as
 from trtmodel_operator.ports import ClusterError, Conflict
 from trtmodel_operator.reconcile import Reconciler
-from world import Ports, World
+from world import Hooks, Ports, World
 
 pytestmark = pytest.mark.long
 
 WHILE_PAUSED = (1, 3, 12)  # passes of the new leader
+TAKING_TURNS = ("first rollout", "good update", "slow update", "a to b to a", "shares, good update", "manual promotion")
 
 
 class Paused(Ports):
@@ -59,7 +60,8 @@ class Yielding(Ports):
 
 async def a_pass(ports: Ports) -> float | None:
     try:
-        return await Reconciler(ports, ports, ports, ports, ports, "worker:1").reconcile(KEY)
+        hooks = Hooks(ports.world)
+        return await Reconciler(ports, ports, ports, ports, ports, "worker:1", inquiries=hooks).reconcile(KEY)
     except (Conflict, ClusterError):
         return 1.0
 
@@ -100,7 +102,7 @@ def test_an_old_leader_that_wakes_up_in_mid_pass_changes_nothing_about_the_end(
     assert stood == n > 0
 
 
-@pytest.mark.parametrize("name", ["first rollout", "good update", "slow update", "a to b to a"])
+@pytest.mark.parametrize("name", TAKING_TURNS)
 @pytest.mark.parametrize("seed", range(4))
 def test_two_operators_that_take_turns_at_every_call_end_as_one_alone_would(name: str, seed: int) -> None:
     alone, both = begun(name), begun(name)
