@@ -404,7 +404,7 @@ def test_synthetic_has_every_worker_run_golden_samples_once_the_hold_is_over_wit
         decision = decide(seen)
         told.append({s.synthetic for s in of(decision, Signal)})
         seen = after(seen, decision, nothing, requests=0)
-    assert told[0] <= {0}
+    assert all(wanted <= {0} for wanted in told[:4])  # 15 s, which the step is held for
     assert told[-1] <= {150}
     assert decide(seen).memory.step.synthetic  # type: ignore[union-attr]
     signals = [s for wanted in told for s in wanted]

@@ -39,6 +39,7 @@ from trtmodel_operator.decide import RULES
 from trtmodel_operator.decide.commands import COMMANDS
 from trtmodel_operator.decide.turn import Turn
 from trtmodel_operator.model import (
+    Answer,
     ApplyPointer,
     Command,
     CreateJob,
@@ -62,6 +63,20 @@ from trtmodel_operator.model import (
 REVISIONS = (A, B, C)
 SCENES = (new(), knows(new(), A), has_built(new(), A), serving(A), asks_for(serving(A), B), canary(serving(A)))
 SCENES = (*SCENES, canary(serving(A), index=1), canary(serving(A, replicas=1)), edited(serving(A), serving__replicas=0))
+GATED = edited(
+    serving(A),
+    rollout__analysis={
+        "interval": "5s",
+        "minRequests": 150,
+        "noData": "Promote",
+        "minAgreement": 0.9,
+        "prometheus": [{"name": "quality", "query": "avg(quality)", "min": 0.9}],
+        "webhooks": [
+            {"name": stage.lower(), "stage": stage, "url": "https://hooks/"} for stage in ("ConfirmPromotion", "Event")
+        ],
+    },
+)
+SCENES = (*SCENES, canary(GATED), edited(canary(GATED), rollout__steps=[{"workers": 1, "hold": "0s"}]))
 
 PLANS = (
     [{"workers": 1, "hold": "15s", "weight": 10, "shadow": 50, "pause": True}, {"workers": "50%", "hold": "15s"}],
@@ -138,6 +153,11 @@ def scenes(draw: st.DrawFn) -> Scene:
             for name in names
         ]
         seen = replace(seen, jobs=tuple(jobs))
+    if draw(st.booleans()):
+        keys = [*(lookup.key for lookup in decide(seen).lookups), "stray"]
+        numbers, errors = st.none() | st.floats(), st.sampled_from(["", "down"])
+        answers = [Answer(key, draw(moments), draw(numbers), draw(st.booleans()), draw(errors)) for key in keys]
+        seen = replace(seen, answers=tuple(answers))
     if draw(st.booleans()):
         seen = replace(seen, memory=draw(memories(seen.memory)))
     if draw(st.booleans()):
