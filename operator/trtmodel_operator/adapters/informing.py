@@ -8,7 +8,7 @@ import kopf
 
 from trtmodel_operator.manifests import GROUP
 
-LIST_PAGE = 500
+LIST_PAGE = 100
 
 
 class NoProgress(kopf.ProgressStorage):  # type: ignore[misc]

@@ -140,7 +140,7 @@ def test_children_are_listed_and_watched_by_label_in_pages_and_models_wholly(
         path = next(s.path for s in api_server.seen if s.query.get("watch") and s.path.endswith(f"/{plural}"))
         asked = [s for s in api_server.seen if s.path == path]
         assert {s.query.get("labelSelector") for s in asked} == {selector}, plural
-        assert {s.query.get("limit") for s in asked if not s.query.get("watch")} == {"500"}, plural
+        assert {s.query.get("limit") for s in asked if not s.query.get("watch")} == {"100"}, plural
 
 
 def test_passes_list_no_children_for_themselves(api_server: FakeApiServer, start: Start) -> None:
