@@ -48,6 +48,7 @@ class Controllers:
         self._numbers = itertools.count((a << 24) + (b << 16) + (c << 8) + d)
         self._gate = asyncio.Semaphore(AT_ONCE)
         self._pods: dict[str, list[HollowWorker]] = {}  # by namespace/name of the Deployment
+        self._of: dict[str, list[HollowWorker]] = {}  # by uid of the model
         self._pointers: dict[str, BootPointer] = {}
         self._keys: dict[str, tuple[str, ...]] = {}  # by uid of the model
         self._ended: set[str] = set()
@@ -82,9 +83,8 @@ class Controllers:
         owner = item["metadata"]["ownerReferences"][0]["uid"]
         if KEYS_FILE in data:
             self._keys[owner] = tuple(sorted(loads(KeySet, data[KEYS_FILE]).keys))
-            for worker in self._fleet.workers.values():
-                if worker.model_uid == owner:
-                    worker.key_ids = self._keys[owner]
+            for worker in self._of.get(owner, ()):
+                worker.key_ids = self._keys[owner]
         elif POINTER_FILE in data:
             pointer, workload = loads(BootPointer, data[POINTER_FILE]), _key(item)
             self._pointers[workload] = pointer
@@ -99,6 +99,7 @@ class Controllers:
             worker = HollowWorker("", "", owner["name"], owner["uid"], self._load_seconds)
             worker.key_ids = self._keys.get(owner["uid"], ())
             pods.append(worker)
+            self._of.setdefault(owner["uid"], []).append(worker)
             self._begin(self._make_worker(item, worker, len(pods)))
 
     async def _make_worker(self, deployment: Json, worker: HollowWorker, number: int) -> None:

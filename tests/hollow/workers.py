@@ -47,6 +47,7 @@ class HollowWorker:
     def __init__(self, pod: str, uid: str, model: str, model_uid: str, load_seconds: float) -> None:
         self.pod, self.uid, self.model, self.model_uid = pod, uid, model, model_uid
         self._load_seconds = load_seconds
+        self.key_ids: tuple[str, ...] = ()
         self.held: Held | None = None
         self.refused = 0
         self.routes = Routes("")
@@ -110,8 +111,6 @@ class HollowWorker:
             key_ids=self.key_ids,
             models={self.model: ModelReport(engines, self.routes, self._windows)},
         )
-
-    key_ids: tuple[str, ...] = ()
 
     def _want(self, desired: DesiredModel) -> None:
         self._wanted = desired
