@@ -96,6 +96,7 @@ ENDS: dict[str, str] = {
     "queried, Prometheus down beyond the deadline": "a ProgressDeadlineExceeded: RolledBack, Promoted",
     "no traffic, golden samples": "b Serving: Promoted, Promoted",
     "no traffic, golden samples fail": "a ErrorRateTooHigh: RolledBack, Promoted",
+    "fleet of one, never any traffic, golden samples": "b Serving: Promoted, Promoted",
     "no traffic, promoted": "b Serving: Promoted, Promoted",
     "manual promotion, aborted instead": "a Aborted: Aborted, Promoted",
     "first rollout without workers": "a Serving: Promoted",

@@ -482,6 +482,10 @@ OTHER_SPECS: dict[str, tuple[dict[str, Any], Script]] = {
         _by(noData="Synthetic"),
         ((_UP, sets(traffic=0)), (at_once, applies("s3://m/failing"))),
     ),
+    "fleet of one, never any traffic, golden samples": (
+        {**_by(noData="Synthetic"), "serving": {"replicas": 1}},
+        ((at_once, sets(traffic=0)), (_UP, applies(B))),
+    ),
     "no traffic, promoted": (_by(noData="Promote"), _SILENT),
     "manual promotion, aborted instead": (_MANUAL, ((_UP, applies(B)), (phase("Paused"), commands("abort#1")))),
     "first rollout without workers": (_NONE, ((phase("ScaledToZero"), edits(serving__replicas=2)),)),

@@ -23,8 +23,8 @@ from trtmodel_operator.model import AnalysisSpec, NoData
 @dataclass(frozen=True)
 class Look:
     """One look at the figures. `sentence` says all of it, `error_sentence`, `latency_sentence` and
-    `agreement_sentence` a part; `short` fits into a printed column. `too_few`: only requests are lacking for a
-    verdict."""
+    `agreement_sentence` a part; `short` fits into a printed column. `too_few`: only requests, or what to
+    compare them with, are lacking for a verdict."""
 
     verdict: Verdict
     errors: Verdict
@@ -70,7 +70,7 @@ def look(candidate: AttemptCounts, baseline: AttemptCounts, limits: AnalysisSpec
     errors, error_text, error_short = judge_errors(tried, baseline, limits)
     latency, latency_text, latency_short = judge_latency(tried.compute, baseline.compute, limits.max_latency_ratio)
     agreement, agreement_text = judge_agreement(candidate.shadow, limits.min_agreement)
-    too_few = requests < limits.min_requests and errors is not Verdict.FAIL
+    too_few = (requests < limits.min_requests or not attempts(baseline)) and errors is not Verdict.FAIL
     if requests < limits.min_requests:
         latency = Verdict.INCONCLUSIVE
     golden = [f"{candidate.synthetic:,} of the candidate's requests were golden samples"] if candidate.synthetic else []

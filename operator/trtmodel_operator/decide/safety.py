@@ -254,7 +254,8 @@ def _look_at(
     turn: Turn, workers: list[ObservedWorker], stable: Deployed, candidate: Deployed, limits: AnalysisSpec
 ) -> analysis.Look:
     """Against stable in the same window: in the same workers, where they answer with both; else in the target's other
-    workers; else (a fleet of one) against what the workers counted before the rollout."""
+    workers; else (a fleet of one) against what the workers counted before the rollout, and the golden samples that
+    stable ran since."""
     step, window = turn.memory.step or StepMemory(0, "", 0.0), turn.memory.window
     tried = analysis.total(_counts(turn, workers, window, candidate))
     usual = analysis.total(_counts(turn, workers, window, stable))
@@ -264,8 +265,9 @@ def _look_at(
         usual = analysis.total(_counts(turn, both, window, stable))
         against = "stable in the same workers"
     elif len(workers) == 1:
-        usual = analysis.total(_counts(turn, workers, step.baseline, stable))
-        against = "its own figures from before the rollout"
+        before = _counts(turn, workers, step.baseline, stable)
+        usual = analysis.total([*before, usual] if step.synthetic else before)
+        against = f"its own figures from before the rollout{' and golden samples since' if step.synthetic else ''}"
     return analysis.look(tried, usual, limits, against)
 
 

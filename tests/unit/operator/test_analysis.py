@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -11,7 +12,7 @@ from trtmodel_contract.control import AttemptCounts
 from trtmodel_contract.gate import Verdict
 from trtmodel_contract.histogram import LAST_INDEX, bucket_index
 from trtmodel_operator.analysis import Look, difference_bounds, exceedance, look, total
-from trtmodel_operator.model import AnalysisSpec
+from trtmodel_operator.model import AnalysisSpec, NoData
 
 DEMO = AnalysisSpec(interval=5.0, min_requests=150, max_error_rate_increase=0.02, max_latency_ratio=1.2)
 DEFAULT = AnalysisSpec(interval=10.0, min_requests=3000, max_error_rate_increase=0.001, max_latency_ratio=1.2)
@@ -93,6 +94,13 @@ def test_nothing_to_compare_with_is_inconclusive() -> None:
     found = judged(counts(3000), AttemptCounts(), DEFAULT)
     assert found.verdict is Verdict.INCONCLUSIVE
     assert "nothing to compare" in found.sentence
+
+
+def test_nothing_to_compare_with_passes_only_where_no_data_may_be_promoted() -> None:
+    promote = replace(DEFAULT, no_data=NoData.PROMOTE)
+    assert judged(counts(3000), AttemptCounts(), promote).verdict is Verdict.PASS
+    assert judged(counts(3000, 1), AttemptCounts(), promote).verdict is Verdict.INCONCLUSIVE
+    assert judged(counts(3000), AttemptCounts(), replace(DEFAULT, no_data=NoData.SYNTHETIC)).too_few
 
 
 def test_the_sentence_has_the_figures_the_limit_and_what_it_is_compared_with() -> None:
