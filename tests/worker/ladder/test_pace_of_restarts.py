@@ -68,6 +68,10 @@ class Hosts:
         return self.made[-1]
 
 
+async def nothing(*_: Any) -> None:
+    """Takes no time."""
+
+
 class World:
     """An engine with one host, and one that helps it, with another."""
 
@@ -112,7 +116,11 @@ async def until(holds: Callable[[], bool]) -> None:
 
 
 @pytest.mark.parametrize("asked", [False, True], ids=["idle", "with a request"])
-def test_a_host_that_requests_wait_for_is_started_again_at_full_pace(asked: bool) -> None:
+def test_a_host_that_requests_wait_for_is_started_again_at_full_pace(
+    asked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trtmodel_worker.front.engine.rehearse", nothing)  # these hosts answer nobody
+
     async def story() -> None:
         world = World()
         await world.start()
