@@ -12,6 +12,7 @@ from trtmodel_operator.adapters.addresses import Addresses, NotAllowed
 
 AT_ONCE = 32  # over all
 AT_ONCE_PER_HOST = 4  # so that a server that hangs takes nobody else's place
+HOSTS_KEPT = 1024
 WAIT = 30.0  # seconds for a free place
 ANSWER_BYTES = 1 << 20
 REDIRECTS = range(300, 400)
@@ -42,6 +43,9 @@ class Calls:
         except NotAllowed as e:
             raise CallError(str(e)) from e
         origin = str(url.origin())
+        if origin not in self._hosts and len(self._hosts) >= HOSTS_KEPT:
+            # A wildcard in the list lets authors make up names for ever. Who loses its gate gets another.
+            del self._hosts[next(iter(self._hosts))]
         host = self._hosts.setdefault(origin, asyncio.Semaphore(AT_ONCE_PER_HOST))
         try:
             async with asyncio.timeout(WAIT):

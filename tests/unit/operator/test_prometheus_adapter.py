@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from outside import Outside, beside, hanging, saying
+from trtmodel_operator.adapters import calls as calls_adapter
 from trtmodel_operator.adapters import prometheus
 from trtmodel_operator.adapters.addresses import Addresses
 from trtmodel_operator.adapters.calls import AT_ONCE_PER_HOST, CallError, Calls
@@ -178,3 +179,19 @@ def test_a_slow_server_gets_few_calls_at_a_time() -> None:
     outside = beside(reply, scene)
     assert len(outside.asked) == 20
     assert 1 <= outside.most_under_way <= AT_ONCE_PER_HOST
+
+
+def test_names_that_are_made_up_for_ever_take_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls_adapter, "HOSTS_KEPT", 3)
+
+    async def scene() -> int:
+        calls = Calls(Addresses(["http://*.invalid"]))
+        try:
+            for i in range(8):
+                with pytest.raises(CallError):
+                    await Prometheus(calls, f"http://n{i}.invalid").ask("", "up")
+            return len(calls._hosts)
+        finally:
+            await calls.close()
+
+    assert asyncio.run(scene()) == 3
