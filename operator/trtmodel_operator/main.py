@@ -74,12 +74,8 @@ def handlers(
 
     async def model(type: str | None, namespace: str, name: str, meta: Any, **_: Any) -> None:  # noqa: A002
         metrics.events.labels("TRTModel").inc()
-        wishes = (
-            meta.get("uid"),
-            meta.get("generation"),
-            meta.get("deletionTimestamp"),
-            dict(meta.get("annotations", {})),
-        )
+        annotations = tuple(sorted(meta.get("annotations", {}).items()))  # may be large, so only their hash is kept
+        wishes = hash((meta.get("uid"), meta.get("generation"), meta.get("deletionTimestamp"), annotations))
         news = witness.deliver((namespace, name), meta.get("resourceVersion", ""), wishes)
         if news or type != "MODIFIED":
             queue.add((namespace, name))
