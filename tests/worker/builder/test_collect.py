@@ -18,7 +18,7 @@ from trtmodel_contract.identity import Storage
 from trtmodel_contract.jobs import TASK_ENV, CollectTask, JobResult
 from trtmodel_contract.keeping import Cause, Pin, Revocation
 from trtmodel_worker.builder import main, pins
-from trtmodel_worker.builder.collect import SETTLE_SECONDS, NothingIsPinned, Rules, Summary, collect
+from trtmodel_worker.builder.collect import SETTLE_SECONDS, WAIT_SECONDS, NothingIsPinned, Rules, Summary, collect
 from trtmodel_worker.storage import ArtifactStore, StorageError
 
 RULES = Rules(grace=86400.0, delete=True)
@@ -253,10 +253,29 @@ def test_the_job_waits_until_what_it_has_put_out_of_use_may_go(
     result, code = job(store, tmp_path, monkeypatch, delete=False)
     assert (code, result.collect and result.collect.waiting, slept) == (JobExit.DONE, 1, [])
     result, code = job(store, tmp_path, monkeypatch)
-    assert (code, slept) == (JobExit.DONE, [SETTLE_SECONDS])
+    assert (code, slept) == (JobExit.DONE, [WAIT_SECONDS])
     assert result.collect is not None
     assert (result.collect.deleted, result.collect.kept, result.collect.waiting) == (1, 1, 0)
     assert "1 engines" in result.message
+
+
+def test_the_wait_is_long_enough_where_the_stores_clock_tells_whole_seconds_only(
+    store: ArtifactStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    second = float(int(time.time()))
+
+    def slept(seconds: float) -> None:
+        for marker in tmp_path.rglob("revoked"):
+            os.utime(marker, (second + 0.95 - seconds,) * 2)
+
+    monkeypatch.setattr(main, "time", SimpleNamespace(sleep=slept))
+    monkeypatch.setattr(type(store.objects), "now", lambda _: second)
+    kept, _ = publish(store, "1111111111", b"one"), publish(store, "2222222222", b"two")
+    age(tmp_path)
+    pins.pin(store, "c", MODEL, [kept])
+    result, _ = job(store, tmp_path, monkeypatch)
+    assert result.collect is not None
+    assert (result.collect.deleted, result.collect.waiting) == (1, 0)
 
 
 def test_the_job_of_a_deleted_model_removes_its_engine_and_its_pins(

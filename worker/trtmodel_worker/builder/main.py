@@ -134,7 +134,7 @@ def _collect() -> JobResult:
         done = collect.collect(store, rules, log.info)
         if task.delete and done.waiting:
             log.info("%d engines are out of use: they go when no Job can have found them any more", done.waiting)
-            time.sleep(collect.SETTLE_SECONDS)
+            time.sleep(collect.WAIT_SECONDS)
             done = done.joined(collect.collect(store, rules, log.info))
     except collect.NothingIsPinned as e:
         raise Rejected(Reason.INTERNAL, str(e)) from e
