@@ -28,8 +28,8 @@ from trtmodel_worker.storage.backends import Entry
 
 # A Job pins what it has found as its next request: this is more than a request may take with all its attempts.
 SETTLE_SECONDS = 300.0
-# Until the next look. A store tells its clock in whole seconds, and the age of an object perhaps more exactly: an engine
-# that was put out of use just before a second began would seem to be younger than the wait.
+# Until the next look. A store tells its clock in whole seconds, and the age of an object perhaps more exactly: what was
+# put out of use just before a second began would seem to be younger than the wait.
 WAIT_SECONDS = SETTLE_SECONDS + 2.0
 BATCH = 50  # blobs in the trash at a time: one that was published again is missed for so long
 TIMING_SECONDS = 90 * 86400.0  # a timing cache that no build renewed for so long is of a runtime that is gone
