@@ -81,7 +81,7 @@ class DesiredModel:
     """Everything that a worker should hold and route for one model. Engines that are not listed are released.
     A changed `window` starts new counters. `may_drain`: other workers serve, so this one may leave service for as
     long as it takes to change engines, if memory does not hold both. `baseline` is a window that stays in the report
-    however many follow it: what stable did before the rollout. `synthetic`: too few requests come, so golden samples run,
+    however many follow it: what stable did before the rollout. `synthetic`: too few requests come: golden samples run,
     one at a time and only while nothing else waits, until stable and candidate each have so many attempts in the
     window."""
 

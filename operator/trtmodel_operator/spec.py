@@ -323,8 +323,8 @@ def _steps(path: str, steps: list[Step], policy: str) -> tuple[Step, ...]:
     """Raises SpecError for steps that cannot be taken one after the other."""
     if steps[-1].weight == 0:
         raise SpecError(
-            f"{path}.steps: in the last step clients get no answer of the candidate (weight 0), so that nothing would be "
-            "known of it when it is promoted: add a step with a weight"
+            f"{path}.steps: in the last step clients get no answer of the candidate (weight 0), so that nothing would "
+            "be known of it when it is promoted: add a step with a weight"
         )
     if policy == "Resource" and any(step.weight < 100 for step in steps):
         raise SpecError(

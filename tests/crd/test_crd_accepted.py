@@ -91,7 +91,8 @@ CASES = [
                                                    "maxLatencyRatio": 2, "noData": "Hold"}}),
     Case("empty lists", {"rollout.analysis": {"prometheus": [], "webhooks": []}}),
     Case("a plan of all kinds of steps", {"rollout.promotion": "Manual", "rollout.steps": [
-        {"workers": 1, "weight": 0, "shadow": 100, "hold": "0s"}, {"workers": 1, "weight": 1, "shadow": 50, "pause": True},
+        {"workers": 1, "weight": 0, "shadow": 100, "hold": "0s"},
+        {"workers": 1, "weight": 1, "shadow": 50, "pause": True},
         {"workers": "100%", "weight": 50, "shadow": 0, "pause": False}, {"workers": 3}]}),
     Case("policies for no data", {"rollout.analysis.noData": "Synthetic"}),
     Case("agreement of mirrored answers", {"rollout": {"steps": [{"workers": 1, "weight": 0, "shadow": 20},
@@ -102,7 +103,7 @@ CASES = [
         {"name": "lag", "query": "max(lag)", "max": 5, "address": "http://prometheus.monitoring.svc:9090/base"}]}),
     Case("webhooks", {"rollout.analysis.webhooks": [
         {"name": "may-begin", "stage": "ConfirmRollout", "url": "https://hooks.example.com/begin?for=magika"},
-        {"name": "may-promote", "stage": "ConfirmPromotion", "url": "http://approvals.ops.svc:8080/", "timeout": "500ms"},
+        {"name": "may-promote", "stage": "ConfirmPromotion", "url": "http://approvals.ops.svc:80/", "timeout": "500ms"},
         {"name": "chat", "stage": "Event", "url": "https://chat.example.com/hook"}]}),
     Case("today's policies by name", {"rollout.promotion": "Automatic", "rollout.memoryPolicy": "Availability",
                                       "rollout.allowDowntime": False, "deletionPolicy": "Retain",

@@ -82,8 +82,8 @@ class StepMemory:
     `checks` are the queries of Prometheus as they stood at the last look. `counted` are the candidate's requests in
     this window, by target and hash of its members, when all of these were heard last: fewer later means that counters
     began anew. `synthetic`: too few requests came, and workers run golden samples.
-    `weight` and `shadow` are what the last step that was opened gave the candidate. `resumed`: a person lifted the pause
-    of this step; `approved`: a person promoted it. `back`: no trial, but a person's way back to it.
+    `weight` and `shadow` are what the last step that was opened gave the candidate. `resumed`: a person lifted this
+    step's pause; `approved`: a person promoted it. `back`: no trial, but a person's way back to it.
     """
 
     index: int
@@ -153,7 +153,7 @@ class Memory:
     was promoted: a spec that goes back to it needs no Job. `attempt` counts the retries that a person asked for,
     `resolve_counter` the refreshes, `source_changes` the sources that changed under a build without one succeeding.
     `waiting` is what the progress deadline counts for (another word starts the clock again), `waited` the observed
-    seconds of it, `waited_at` when it was looked at last. `command` is the text of the last one that was taken, `paused`
+    seconds of it, `waited_at` when it was last looked at. `command` is the text of the last one taken, `paused`
     that of the one that paused, '' if none did.
     """
 
