@@ -222,7 +222,7 @@ ROLLOUT = [
     no("a step of half", step(workers="half"), "workers half is not", '"1%" to "100%"'),
     no("a step without workers", {"rollout.steps": [{"hold": "1m"}]}, "spec.rollout.steps[0].workers: Required value"),
     no("more than all requests", step(weight=101), "spec.rollout.steps[0].weight"),
-    no("a shadow of nothing", step(shadow=9), "none is left to mirror: set weight to 0 to mirror only, or remove shadow"),
+    no("a shadow of none", step(shadow=9), "none is left to mirror: set weight to 0 to mirror only, or remove shadow"),
     no("a step that does nothing", step(weight=0), "with neither weight nor shadow the candidate does nothing"),
     no("a last step that only mirrors", step(weight=0, shadow=10), "in the last step clients get no answer"),
     no("two engines where memory holds one", {"rollout.memoryPolicy": "Resource",
