@@ -19,7 +19,7 @@ from .outside import Outside
 from .sources import WIDTH
 from .world import World, condition, revision, until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(300)]
 
 NAME = "gated"
 REPLICAS = 2

@@ -13,7 +13,7 @@ from .cluster import Cluster, Json, Refused
 from .s3 import ENGINES, MODELS, Store
 from .world import CHILDREN, World, job_result, revision, until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(300)]
 
 NAMESPACE = "e2e-builds"
 ROOT = f"trtmodel/{NAMESPACE}/"

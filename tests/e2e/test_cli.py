@@ -17,7 +17,7 @@ from . import models
 from .cluster import Json
 from .world import World, revision
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(300)]
 
 NAME = "typed"
 COMMAND_SECONDS = 180

@@ -17,7 +17,7 @@ from .cluster import Refused
 from .install import SYSTEM
 from .world import World, condition, until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(300)]
 
 NAMESPACE = "e2e-watched"
 NAME = "watched"

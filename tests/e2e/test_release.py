@@ -13,7 +13,7 @@ from .cluster import Cluster, Json, Refused
 from .install import CHART, RELEASE, SYSTEM, Operator
 from .world import World, revision, until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(400)]
 
 NAMESPACE = "e2e-watched"
 NAME = "released"

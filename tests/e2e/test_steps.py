@@ -17,7 +17,7 @@ from .install import Images
 from .traffic import Traffic
 from .world import World, condition, revision, until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(420)]
 
 NAME = "magika"
 REPLICAS = 2
