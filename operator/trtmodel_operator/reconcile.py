@@ -15,9 +15,10 @@ from collections.abc import Callable
 from trtmodel_contract.codec import encode
 
 from trtmodel_operator import conditions, manifests, reasons
-from trtmodel_operator.adapters import signing, webhooks
+from trtmodel_operator.adapters import signing
 from trtmodel_operator.adapters.observe import observe
 from trtmodel_operator.decide import decide
+from trtmodel_operator.envelope import event
 from trtmodel_operator.model import (
     Action,
     ApplyPointer,
@@ -204,7 +205,7 @@ class Reconciler:
             return
         for hook in observed.spec.rollout.analysis.webhooks:
             if hook.stage is WebhookStage.EVENT:
-                self.inquiries.tell(hook, *webhooks.event(observed.model, hook, notice, observed.now))
+                self.inquiries.tell(hook, *event(observed.model, hook, notice, observed.now))
 
 
 def _reachable(observed: Observed) -> list[ObservedWorker]:

@@ -8,8 +8,6 @@ public keys lie in the ConfigMap beside each model's boot pointer.
 
 from __future__ import annotations
 
-from trtmodel_contract.codec import canonical
-from trtmodel_contract.identity import ModelRef, short_hash
 from trtmodel_contract.signing import (
     HEADER_EXPIRES,
     HEADER_KEY_ID,
@@ -19,9 +17,7 @@ from trtmodel_contract.signing import (
 )
 
 from trtmodel_operator.adapters.calls import CallError, Calls, shown
-from trtmodel_operator.model import Notice, WebhookSpec
 from trtmodel_operator.ports import Clock, Signer
-from trtmodel_operator.text import timestamp
 
 
 class Webhooks:
@@ -43,20 +39,3 @@ class Webhooks:
         if not 200 <= status < 300:
             said = shown(answer)
             raise CallError(f"it says no ({status}{': ' + said if said else ''})")
-
-
-def event(model: ModelRef, hook: WebhookSpec, notice: Notice, now: float) -> tuple[str, str]:
-    """Key and body of what is told of an event."""
-    key = short_hash(model.uid, hook.name, hook.url, notice.reason, notice.message, str(now), length=32)
-    told = {"reason": notice.reason, "message": notice.message, "warning": notice.warning, "at": timestamp(now)}
-    body = {
-        "schema": "trtmodel.io/webhook/v1",
-        "id": key,
-        "stage": hook.stage.value,
-        "webhook": hook.name,
-        "namespace": model.namespace,
-        "name": model.name,
-        "uid": model.uid,
-        "event": told,
-    }
-    return key, canonical(body).decode()

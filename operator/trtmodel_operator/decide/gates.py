@@ -7,12 +7,12 @@ again under the same key.
 
 from __future__ import annotations
 
-from trtmodel_contract.codec import canonical
 from trtmodel_contract.gate import Verdict
 from trtmodel_contract.identity import short_hash
 
 from trtmodel_operator import analysis, reasons
 from trtmodel_operator.decide.turn import LATER, LEAST_GAP, Outcome, Turn, interval
+from trtmodel_operator.envelope import envelope
 from trtmodel_operator.model import (
     Answer,
     Check,
@@ -132,19 +132,11 @@ def _question(turn: Turn, hook: WebhookSpec, revision: str) -> str:
 
 
 def _body(turn: Turn, hook: WebhookSpec, revision: str, key: str) -> str:
-    model, memory = turn.seen.model, turn.memory
-    return canonical(
-        {
-            "schema": "trtmodel.io/webhook/v1",
-            "id": key,
-            "stage": hook.stage.value,
-            "webhook": hook.name,
-            "namespace": model.namespace,
-            "name": model.name,
-            "uid": model.uid,
-            "revision": revision,
-            "stable": memory.stable.revision if memory.stable is not None else "",
-            "verdict": memory.step.verdict if memory.step is not None else "",
-            "message": memory.step.sentence if memory.step is not None else "",
-        }
-    ).decode()
+    stable, step = turn.memory.stable, turn.memory.step
+    said = {
+        "revision": revision,
+        "stable": stable.revision if stable is not None else "",
+        "verdict": step.verdict if step is not None else "",
+        "message": step.sentence if step is not None else "",
+    }
+    return envelope(turn.seen.model, hook, key, said)

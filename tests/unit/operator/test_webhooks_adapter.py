@@ -14,7 +14,8 @@ from trtmodel_contract.identity import ModelRef
 from trtmodel_contract.signing import HEADER_EXPIRES, HEADER_KEY_ID, HEADER_SIGNATURE, webhook_payload
 from trtmodel_operator.adapters.calls import CallError, Calls
 from trtmodel_operator.adapters.signing import Ed25519Signer, Keys
-from trtmodel_operator.adapters.webhooks import Webhooks, event
+from trtmodel_operator.adapters.webhooks import Webhooks
+from trtmodel_operator.envelope import event
 from trtmodel_operator.model import Notice, WebhookSpec, WebhookStage
 
 SIGNER = Ed25519Signer(Keys.made())
