@@ -37,6 +37,8 @@ _BACK = (
     reasons.WORKER_DIED,
     reasons.ERROR_RATE,
     reasons.TOO_SLOW,
+    reasons.DISAGREES,
+    reasons.METRIC,
     reasons.DEADLINE,
     reasons.ROLLED_BACK_BY_COMMAND,
 )

@@ -43,7 +43,8 @@ class Cluster(Protocol):
         ...
 
     async def children(self, key: Key) -> Mapping[str, Sequence[Json]]:
-        """Raw children by label, by kind: Job, Pod, Deployment, ConfigMap, Service. Always a live list."""
+        """Raw children by label, by kind: Job, Pod, Deployment, ConfigMap, Service. What is kept of them, which may be
+        a moment old, or a live list."""
         ...
 
     async def write_memory(self, key: Key, resource_version: str, rollout: Json) -> str:

@@ -18,7 +18,6 @@ NO_TRAFFIC = "NoTraffic"
 INCONCLUSIVE = "Inconclusive"
 SLOW_LOOK = "SlowLook"  # the first of two looks that fail for the latency
 AWAITING_CONFIRMATION = "AwaitingConfirmation"
-COUNTERS_RESET = "CountersReset"
 STEP_PASSED = "StepPassed"
 STEPS_CHANGED = "StepsChanged"
 PROMOTED = "Promoted"

@@ -21,7 +21,7 @@ class Advice:
 
 CONDITIONS: Mapping[str, str] = {
     "Available": "A verified engine serves on at least one ready worker of every target. It stays True during a "
-    "rollout and after a roll-back.",
+    "rollout and after a rollback.",
     "Ready": "The newest spec was processed, its revision is promoted, and every desired worker reports it. Scaling "
     "alone leaves it True.",
     "Reconciling": "The operator works towards the newest spec (kstatus).",
@@ -57,7 +57,6 @@ MOVES: Mapping[str, Advice] = {
         "A webhook of `rollout.analysis.webhooks` has not agreed yet.",
         "Look at what answers there; the message has its words.",
     ),
-    "CountersReset": Advice("A worker's counters began anew, so a fresh window is looked at."),
     "GoingBack": Advice("Workers load the earlier revision that a person asked for; stable serves until all have it."),
     "StepPassed": Advice("The analysis passed, and the next step begins."),
     "StepsChanged": Advice("The steps were edited, so the trial begins at the first step again."),
@@ -80,7 +79,7 @@ MOVES: Mapping[str, Advice] = {
 
 WAITS: Mapping[str, Advice] = {
     "Paused": Advice(
-        "Rollouts stand still; repair and roll-back do not.", "`kubectl trtmodel resume`, or `rollout.paused: false`."
+        "Rollouts stand still; repair and rollback do not.", "`kubectl trtmodel resume`, or `rollout.paused: false`."
     ),
     "StepPaused": Advice(
         "The step was passed, and its `pause` asks for a person.", "`kubectl trtmodel resume`, or `abort`."
@@ -261,7 +260,7 @@ DEGRADES: Mapping[str, Advice] = {
         "If it comes back again and again: the worker's log.",
     ),
     "StandbyMissing": Advice(
-        "A worker does not hold the previous revision, so a roll-back would have to load it.",
+        "A worker does not hold the previous revision, so a rollback would have to load it.",
         "Usually memory: raise it, or accept with `rollout.memoryPolicy: Resource`.",
     ),
     "SignatureInvalid": Advice(

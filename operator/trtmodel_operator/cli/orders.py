@@ -29,7 +29,7 @@ ORDERS = (
     Order("rollback", (), "go back: to stable during a rollout, afterwards to the revision before"),
     Order("retry", ("wanted",), "one new attempt of what failed or was rejected"),
     Order("skip-step", ("candidate",), "go on to the next step without waiting for this one"),
-    Order("pause", ("candidate",), "stop the rollout where it is; repair and roll-back go on"),
+    Order("pause", ("candidate",), "stop the rollout where it is; repair and rollback go on"),
     Order("resume", ("candidate",), "go on with a paused rollout"),
     Order("refresh", (), "look again at what lies at the source's address"),
 )

@@ -47,7 +47,7 @@ def spec_unreadable(turn: Turn) -> Outcome | None:
 
 
 def paused(turn: Turn) -> Outcome | None:
-    """Paused stops what goes forward; looks, roll-back and repair were asked before, and with nothing to do it is not
+    """Paused stops what goes forward; looks, rollback and repair were asked before, and with nothing to do it is not
     told."""
     if not is_paused(turn):
         return None
