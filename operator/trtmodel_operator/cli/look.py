@@ -13,12 +13,12 @@ from typing import Any
 from trtmodel_operator.cli import advice
 from trtmodel_operator.cli.outcome import condition, listed, memory, revision, wanted
 from trtmodel_operator.cli.words import age, plain, span
+from trtmodel_operator.spec import DEFAULT_STEPS
 
 Json = Mapping[str, Any]
 
 SHOWN_MOST = 20  # workers of one target
 SHORT = 12  # hex digits of a digest that tell it apart for people
-DEFAULT_STEPS: Sequence[Json] = ({"workers": 1, "hold": "2m"}, {"workers": "50%", "hold": "2m"})
 
 
 class Mood(str, enum.Enum):

@@ -20,18 +20,17 @@ class Order:
 
     verb: str
     of: tuple[str, ...]
-    help: str
 
 
 ORDERS = (
-    Order("promote", ("candidate",), "promote the revision on trial, where the promotion waits for a person"),
-    Order("abort", ("candidate", "wanted"), "take the revision back that is on trial or being built"),
-    Order("rollback", (), "go back: to stable during a rollout, afterwards to the revision before"),
-    Order("retry", ("wanted",), "one new attempt of what failed or was rejected"),
-    Order("skip-step", ("candidate",), "go on to the next step without waiting for this one"),
-    Order("pause", ("candidate",), "stop the rollout where it is; repair and rollback go on"),
-    Order("resume", ("candidate",), "go on with a paused rollout"),
-    Order("refresh", (), "look again at what lies at the source's address"),
+    Order("promote", ("candidate",)),
+    Order("abort", ("candidate", "wanted")),
+    Order("rollback", ()),
+    Order("retry", ("wanted",)),
+    Order("skip-step", ("candidate",)),
+    Order("pause", ("candidate",)),
+    Order("resume", ("candidate",)),
+    Order("refresh", ()),
 )
 
 

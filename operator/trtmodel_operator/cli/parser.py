@@ -5,18 +5,11 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from trtmodel_operator.cli.dispatch import CLUSTER
 from trtmodel_operator.cli.orders import ORDERS
 from trtmodel_operator.cli.words import seconds_of
 
-SHOW = {
-    "get": "TRTModels, as kubectl get shows them",
-    "status": "one TRTModel as a tree: targets, Jobs, workers, step, figures, and why it waits",
-    "history": "how its rollouts ended, and by which figures",
-    "explain": "what its conditions mean and what to do",
-    "events": "what was said about it",
-    "report": "fetch the page of the accuracy gate, and open it",
-}
-LINT = "check a manifest without a cluster, or with --server by one"
+SHOW = ("get", "status", "history", "explain", "events", "report")
 EXITS = """exit codes of status --timeout and --wait: 0 the newest spec serves; 3 it ended otherwise (gate failed,
 rolled back, rejected); 4 it waits for a person; 124 the time is over. Of all commands: 1 something failed; 2 the
 command line cannot be used; 130 interrupted."""
@@ -27,8 +20,8 @@ def build(prog: str) -> argparse.ArgumentParser:
     """Of all commands that dispatch gives to `run`."""
     parser = argparse.ArgumentParser(prog=prog, epilog=EXITS, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True, dest="command", metavar="command")
-    for name, text in SHOW.items():
-        one = _command(commands, name, text, outputs=("json", "wide") if name == "get" else ("json",))
+    for name in SHOW:
+        one = _command(commands, name, outputs=("json", "wide") if name == "get" else ("json",))
         one.add_argument("name", nargs="?" if name == "get" else None, default="", help="of the TRTModel")
         if name == "get":
             one.add_argument("-A", "--all-namespaces", action="store_true")
@@ -41,7 +34,7 @@ def build(prog: str) -> argparse.ArgumentParser:
         elif name == "report":
             _report(one)
     for order in ORDERS:
-        one = _command(commands, order.verb, order.help)
+        one = _command(commands, order.verb)
         one.add_argument("name", help="of the TRTModel")
         text = "the revision it is for (default: what status names); for another one it does nothing"
         one.add_argument("--revision", default="", help=text)
@@ -50,7 +43,7 @@ def build(prog: str) -> argparse.ArgumentParser:
         how.add_argument("--async", dest="detached", action="store_true", help="do not wait for the operator's answer")
         text = "of --wait (default: 10m)"
         one.add_argument("--timeout", type=_seconds, default=WAIT_SECONDS, metavar="TIME", help=text)
-    lint = _command(commands, "lint", LINT)
+    lint = _command(commands, "lint")
     lint.add_argument("files", nargs="+", metavar="FILE", help="YAML or JSON; - is standard input")
     lint.add_argument(
         "--server", action="store_true", help="also by a dry run of the API server, which has the last word"
@@ -70,9 +63,13 @@ def _report(one: argparse.ArgumentParser) -> None:
     one.add_argument("--credentials", default="", metavar="DIR", help=text)
 
 
-def _command(commands: Any, name: str, text: str, *, outputs: tuple[str, ...] = ("json",)) -> argparse.ArgumentParser:
+def _command(commands: Any, name: str, *, outputs: tuple[str, ...] = ("json",)) -> argparse.ArgumentParser:
     one: argparse.ArgumentParser = commands.add_parser(
-        name, help=text, description=text, epilog=EXITS, formatter_class=argparse.RawDescriptionHelpFormatter
+        name,
+        help=CLUSTER[name],
+        description=CLUSTER[name],
+        epilog=EXITS,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     one.add_argument("-o", "--output", choices=outputs, default="", help="for programs")
     one.add_argument("-n", "--namespace", default="", help="default: that of the context")

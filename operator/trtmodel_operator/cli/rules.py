@@ -14,7 +14,7 @@ from typing import Any
 import celpy
 from celpy import celtypes
 
-from trtmodel_operator.cli.words import seconds_of
+from trtmodel_operator.fields import duration
 from trtmodel_operator.units import quantity
 
 
@@ -54,7 +54,7 @@ def _format(text: Any, values: Any) -> Any:
 
 def _duration(text: Any) -> Any:
     """Go's, of which the API uses h, m, s and ms."""
-    return celtypes.DurationType(datetime.timedelta(seconds=seconds_of(str(text))))
+    return celtypes.DurationType(datetime.timedelta(seconds=duration(str(text), "duration")))
 
 
 def _is_sorted(values: Any) -> Any:

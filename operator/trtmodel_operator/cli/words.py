@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import datetime
-import re
 
-_UNIT = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
-_DURATION = re.compile(r"([0-9]{1,6})(h|ms|m|s)")
+from trtmodel_operator.fields import duration
 
 
 class Failed(Exception):
@@ -25,13 +23,8 @@ def plain(text: object) -> str:
 
 
 def seconds_of(text: str) -> float:
-    """Of 1h30m, 90s or 500ms, the grammar of the API; a bare number is seconds. Raises ValueError."""
-    if text.isascii() and text.isdigit():
-        return float(text)
-    parts = _DURATION.findall(text)
-    if not parts or "".join(number + unit for number, unit in parts) != text:
-        raise ValueError(f"{text!r} is no duration: say 90s, 10m or 1h30m")
-    return sum(float(number) * _UNIT[unit] for number, unit in parts)
+    """Of a duration as the API has it, such as 1h30m, 90s or 500ms; a bare number is seconds. Raises ValueError."""
+    return float(text) if text.isascii() and text.isdigit() else duration(text, "time")
 
 
 def age(since: str, now: float) -> str:
