@@ -169,7 +169,7 @@ def test_broken_requests_get_an_answer_and_never_reach_the_engine_as_something_e
     engine, router = EchoEngine(), Router()
     router.table = Table(engine)  # type: ignore[arg-type]
     router.loaded = {"d": engine}  # type: ignore[dict-item]
-    shadow: Any = SimpleNamespace(offer=lambda *_: None)
+    shadow: Any = SimpleNamespace(offer=lambda *_: None, will_take=lambda _: False)
     endpoints = Endpoints("m", "Test", router, Limits(1 << 20, 1 << 18, 5.0), lambda: True, shadow, "prefix-")
     statuses: collections.Counter[int] = collections.Counter()
 

@@ -27,7 +27,9 @@ def begin(start_worker: Start, operator: Operator, bucket: Bucket) -> Any:
 
 @pytest.mark.parametrize("how", ["segv", "abort", "exit"])
 def test_a_request_that_crashes_every_host_fails_alone_and_is_refused_afterwards(begin: Any, how: str) -> None:
-    worker = begin({"fault": {"when": POISON, "do": how, "anywhere": True}}, TRTMODEL_HOSTS="2")
+    """Without hedging: a host that takes long to die makes its request overdue, and the hedge takes it to the other."""
+    fault = {"fault": {"when": POISON, "do": how, "anywhere": True}}
+    worker = begin(fault, TRTMODEL_HOSTS="2", TRTMODEL_HEDGE_AFTER_SECONDS="60")
     with Clients(worker.port, FACTORS, 8, rows=(1, 2), pause=0.003) as clients:
         clients.wait_for(50)
         answer = ask_once(worker, row(POISON))

@@ -158,4 +158,4 @@ def test_G04_no_path_model_id_or_tensor_name_of_a_client_becomes_a_label(
     labels = {part for name in before for part in name.partition("{")[2].rstrip("}").split(",") if "=" in part}
     kinds = {label.partition("=")[0] for label in labels}
     assert kinds <= {"revision", "status", "reason", "le", "output", "generation", "implementation", "major", "minor",
-                     "patchlevel", "version"}  # fmt: skip
+                     "patchlevel", "version", "what"}  # fmt: skip
