@@ -14,21 +14,16 @@ import grpc
 from trtmodel_worker.gateway.client import Answer
 
 REVISION = "x-trtmodel-revision"
-_CODES = {
+_CODES = {  # of every status that the front answers with: see front/openapi.py
     400: grpc.StatusCode.INVALID_ARGUMENT,
     404: grpc.StatusCode.NOT_FOUND,
     405: grpc.StatusCode.UNIMPLEMENTED,
     408: grpc.StatusCode.DEADLINE_EXCEEDED,
-    409: grpc.StatusCode.ALREADY_EXISTS,
     413: grpc.StatusCode.RESOURCE_EXHAUSTED,
     415: grpc.StatusCode.INVALID_ARGUMENT,
-    429: grpc.StatusCode.RESOURCE_EXHAUSTED,
     431: grpc.StatusCode.INVALID_ARGUMENT,
-    499: grpc.StatusCode.CANCELLED,
     500: grpc.StatusCode.INTERNAL,
-    501: grpc.StatusCode.UNIMPLEMENTED,
     503: grpc.StatusCode.UNAVAILABLE,
-    504: grpc.StatusCode.DEADLINE_EXCEEDED,
 }
 Metadata = tuple[tuple[str, str], ...]
 
