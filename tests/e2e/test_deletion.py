@@ -56,6 +56,7 @@ def test_a_namespace_with_models_goes_without_an_operator(
     assert delete_namespace(cluster) < GONE_SECONDS
 
 
+@pytest.mark.long
 def test_a_namespace_with_models_goes_while_the_operator_runs_and_it_looks_after_the_others(
     world: World, world_of: Callable[[str], World], cluster: Cluster, operator: Operator, endpoint: str
 ) -> None:

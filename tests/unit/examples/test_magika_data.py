@@ -164,6 +164,7 @@ class Calibration(CalibrationDataReader):
         return None if row is None else {data.INPUT: row[None]}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "least", "most"), [("model", 0.97, 1.0), ("slow", 0.97, 1.0), ("damaged", 0.0, 0.5)])
 def test_int8_destroys_the_damaged_graph_and_only_that(
     name: str, least: float, most: float, made: Path, rows: np.ndarray[Any, Any], tmp_path: Path

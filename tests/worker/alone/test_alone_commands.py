@@ -40,6 +40,7 @@ def web(tmp_path: Path) -> Iterator[str]:
         thread.join()
 
 
+@pytest.mark.long
 def test_a_model_is_described_and_its_engine_found_once_it_is_built(linear: Path, cache: Path) -> None:
     before = trtmodel("check", linear, cache=cache)
     assert before.returncode == 0, before.stderr
@@ -141,6 +142,7 @@ def test_a_report_that_cannot_be_written_is_said(linear: Path, tmp_path: Path, c
     assert f"gate.html cannot be written: there is no directory {tmp_path / 'no'}" in done.stderr
 
 
+@pytest.mark.long
 def test_an_engine_that_differs_too_much_fails(tmp_path: Path, cache: Path) -> None:
     model, data = onnx_models.square(tmp_path / "square.onnx"), tmp_path / "large.npz"
     np.savez(data, x=np.full((20, 1), 300.0, np.float32) + np.arange(20, dtype=np.float32)[:, None])
@@ -153,6 +155,7 @@ def test_an_engine_that_differs_too_much_fails(tmp_path: Path, cache: Path) -> N
         assert kept.returncode == 0, kept.stderr
 
 
+@pytest.mark.long
 def test_int8_takes_its_ranges_from_data(linear: Path, tmp_path: Path, cache: Path) -> None:
     refused = trtmodel("build", linear, "--precision", "INT8", cache=cache)
     assert refused.returncode == 42

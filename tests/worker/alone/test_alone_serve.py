@@ -106,6 +106,7 @@ def test_an_interrupted_build_leaves_neither_process_nor_file(number: int, tmp_p
         served.__exit__()
 
 
+@pytest.mark.long
 def test_what_a_killed_command_left_goes_with_the_next_one(relu: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     with Served(relu, cache) as served:

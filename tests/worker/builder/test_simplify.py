@@ -69,6 +69,7 @@ def wrote(change: Callable[[onnx.ModelProto], object]) -> Callable[..., Ended]:
     return run
 
 
+@pytest.mark.long
 def test_a_simplified_graph_has_fewer_nodes_and_the_manifest_says_so(tmp_path: Path) -> None:
     data = save_npz(tmp_path / "data.npz", x=np.random.default_rng(0).normal(size=(8, WIDTH)).astype(np.float32))
     jobs = make_jobs(tmp_path, shapely(tmp_path / "model.onnx"), data, engine=settings())

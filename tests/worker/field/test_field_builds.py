@@ -37,6 +37,7 @@ def tries(jobs: Jobs, fails: Path, most: int) -> list[tuple[int, JobResult]]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["device", "host"])
 def test_E12_a_build_that_runs_out_of_memory_once_is_tried_again_and_succeeds(
     jobs: Jobs, tmp_path: Path, how: str
@@ -53,6 +54,7 @@ def test_E12_a_build_that_runs_out_of_memory_once_is_tried_again_and_succeeds(
     assert len([name for name in jobs.objects() if name.endswith("manifest.json")]) == 1
 
 
+@pytest.mark.long
 def test_E12_a_build_that_never_has_enough_memory_points_at_it_each_time_and_publishes_nothing(
     jobs: Jobs, tmp_path: Path
 ) -> None:

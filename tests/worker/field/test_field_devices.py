@@ -116,6 +116,7 @@ def test_E07_one_request_never_walks_through_all_contexts_of_a_poisoned_device(b
     answers_well(worker)
 
 
+@pytest.mark.long
 def test_E07_a_device_that_stays_poisoned_takes_the_worker_out_of_service_until_it_is_well(
     begin: Any, tmp_path: Path
 ) -> None:
@@ -174,6 +175,7 @@ def test_E07_a_candidate_that_poisons_its_device_fails_and_stable_answers(
 # -- E-10: a container that lost its device
 
 
+@pytest.mark.long
 def test_E10_the_probe_finds_that_the_device_is_gone_and_the_container_is_made_anew(begin: Any, tmp_path: Path) -> None:
     file = tmp_path / "gone"
     worker = begin(

@@ -82,6 +82,7 @@ def test_a_front_that_is_killed_leaves_no_gateway(start_worker: Start, operator:
     eventually(lambda: is_gone(pid), "the gateway is gone")
 
 
+@pytest.mark.long
 def test_a_worker_that_is_told_to_end_fails_no_call_and_leaves_nothing(
     start_worker: Start, operator: Operator, bucket: Bucket, tmp_path: Path
 ) -> None:

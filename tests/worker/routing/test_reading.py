@@ -103,6 +103,7 @@ def test_a_read_that_only_waited_for_a_thread_hangs_nothing_and_a_cancelled_one_
     asyncio.run(scene())
 
 
+@pytest.mark.long
 def test_a_storage_that_hangs_keeps_neither_the_serving_engine_nor_the_pointer_nor_its_own_repair_waiting(
     start_worker: Callable[..., WorkerProcess], bucket: Bucket, operator: Operator, tmp_path: Path
 ) -> None:
