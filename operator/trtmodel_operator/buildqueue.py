@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
+from trtmodel_operator.adapters.informer import has_ended
 from trtmodel_operator.manifests import KIND, LABEL_KIND
 from trtmodel_operator.model import JobKind
 from trtmodel_operator.ports import ClusterError, Conflict, Json
@@ -140,6 +141,4 @@ def _suspended(job: Json) -> bool:
 
 
 def _ended(job: Json) -> bool:
-    conditions = (job.get("status") or {}).get("conditions") or ()
-    over = any(c.get("type") in ("Complete", "Failed") and c.get("status") == "True" for c in conditions)
-    return over or "deletionTimestamp" in job["metadata"]
+    return has_ended(job) or "deletionTimestamp" in job["metadata"]
