@@ -1,12 +1,13 @@
 # make demo    the product on a real local cluster: four rollouts under traffic, then a table
 # make test    what is checked before each commit: style, types, layers, unit tests, tests on the real cluster
-# make long    what takes longer than anybody waits for: rollouts and Jobs killed at each of their steps, long runs, further
-#              scenarios on the cluster. CI runs it after make test
+# make long    what takes longer than anybody waits for: rollouts and Jobs killed at each of their steps, long runs, the
+#              worker on a simulated device, further scenarios on the cluster. CI runs it after make test
 SHELL := /bin/bash
 PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3.13 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 JOBS ?= 3
+DEVICE := host ladder swap routing front field
 
 .PHONY: help venv test lint unit e2e long demo demo-down lock clean bench-peers
 
@@ -40,6 +41,7 @@ e2e: venv cluster-up
 
 long: venv cluster-up
 	$(BIN)/pytest -n $(JOBS) -m "long and not e2e" --dist worksteal
+	TRTMODEL_TEST_DEVICE=Simulated $(BIN)/pytest -n $(JOBS) $(addprefix tests/worker/,$(DEVICE)) -m "not e2e and not long" --dist worksteal
 	$(BIN)/pytest -m "e2e and long"
 
 demo: venv
