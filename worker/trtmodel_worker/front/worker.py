@@ -20,31 +20,29 @@ from trtmodel_contract.control import (
     SignedArtifact,
     WorkerState,
 )
-from trtmodel_contract.identity import LoadKey, ModelRef, Storage
-from trtmodel_contract.manifest import Manifest
+from trtmodel_contract.identity import LoadKey, ModelRef
 
 from trtmodel_worker.cpus import usable_cpus
 from trtmodel_worker.devicememory import device_memory
 from trtmodel_worker.front import ladder
 from trtmodel_worker.front import pointer as pointers
-from trtmodel_worker.front.artifacts import Artifacts, Refused, authorize
+from trtmodel_worker.front.artifacts import Refused, authorize
 from trtmodel_worker.front.engine import Engine, EngineSettings
 from trtmodel_worker.front.fence import Held, Ruling, check, judge_request, pointer_counts
 from trtmodel_worker.front.golden import GoldenTraffic
-from trtmodel_worker.front.hostproc import HostFailed, Hosts, Machine, Payload
+from trtmodel_worker.front.hostproc import HostFailed, Hosts, Machine
 from trtmodel_worker.front.memory import Free, HostMemory
 from trtmodel_worker.front.pulse import takes_time
-from trtmodel_worker.front.reading import Reading
 from trtmodel_worker.front.regions import Arenas
 from trtmodel_worker.front.room import MemoryRules
 from trtmodel_worker.front.router import Router
 from trtmodel_worker.front.scheduler import Rules
 from trtmodel_worker.front.spinning import spin_rule
 from trtmodel_worker.front.stats import RevisionStats
+from trtmodel_worker.front.supply import Supply
 from trtmodel_worker.front.swap import MakeRoom, Progress, Swapper
 from trtmodel_worker.front.windows import Windows
 from trtmodel_worker.settings import Settings
-from trtmodel_worker.storage import ArtifactStore, StorageError
 from trtmodel_worker.trust import Keyring, Untrusted
 
 log = logging.getLogger(__name__)
@@ -93,12 +91,9 @@ class Worker:
         self._message = ""
         self._held: Held | None = None
         self._pointer: BootPointer | None = None
-        self._artifacts: tuple[Storage, Artifacts] | None = None
-        self._kept: set[str] = set()
+        self._supply = Supply(settings)
         self._memory = HostMemory()
         self._batches_before = (0, 0)  # one to two times _TRAFFIC_SECONDS ago, and since then
-        self._preparing = Reading("prepare")
-        self._restarting = Reading("restart")  # a storage that hangs a preparation does not hang this
         self._down_since: float | None = None
         self._watch = pointers.MountWatch(settings.pointer_dir, settings.keys_dir, self._mounted_changed)
         self.swapper = Swapper(
@@ -108,7 +103,7 @@ class Worker:
         )  # fmt: skip
 
         self.golden = GoldenTraffic(
-            self.router, self.windows, lambda: self.swapper.synthetic, self._goldens, settings.request_seconds
+            self.router, self.windows, lambda: self.swapper.synthetic, self._supply.goldens, settings.request_seconds
         )
 
     # -- life
@@ -137,8 +132,7 @@ class Worker:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             self.hosts.close()
-            self._preparing.close()
-            self._restarting.close()
+            self._supply.close()
 
     async def _watch_traffic(self) -> None:
         while True:
@@ -235,20 +229,18 @@ class Worker:
         if self._pointer is None or self.machine is None:
             raise Refused("NotStarted", "no pointer was mounted yet", transient=True)
         progress(EngineState.FETCHING)
-        fetch = functools.partial(self._fetch, self._pointer.storage, artifact, self.machine.load_key)
-        seconds = self.settings.prepare_seconds
         began = time.monotonic()
-        artifacts, manifest = await self._preparing.run(seconds, "the artifact", fetch, lambda _: None)
+        artifacts, manifest = await self._supply.fetched(self._pointer.storage, artifact, self.machine.load_key)
         self._stats_of(manifest.revision).fetch_seconds = time.monotonic() - began
         await make_room(manifest)  # now that all files are here: nothing is unloaded for what cannot be fetched
-        payload = await self._payload(self._preparing, artifacts, manifest)
+        payload = await self._supply.payload(artifacts, manifest)
         progress(EngineState.LOADING)
         try:
             engine = Engine(
                 self.model.name,
                 artifact.manifest_digest,
                 manifest,
-                lambda: self._payload(self._restarting, artifacts, manifest),
+                lambda: self._supply.payload(artifacts, manifest, again=True),
                 self.hosts,
                 self.arenas,
                 self.windows,
@@ -297,44 +289,14 @@ class Worker:
         device = await asyncio.to_thread(device_memory)
         return Free(await asyncio.to_thread(self._memory.free_bytes), device.free if device is not None else None)
 
-    def _fetch(self, storage: Storage, artifact: SignedArtifact, load_key: LoadKey) -> tuple[Artifacts, Manifest]:
-        """Everything of an engine into the cache. Blocks, as long as the storage likes."""
-        artifacts = self._open(storage)
-        manifest = artifacts.manifest(artifact, load_key)
-        artifacts.fetch(manifest)
-        return artifacts, manifest
-
-    async def _payload(self, threads: Reading, artifacts: Artifacts, manifest: Manifest) -> Payload:
-        """Verified bytes."""
-        read = functools.partial(artifacts.payload, manifest)
-        return await threads.run(self.settings.prepare_seconds, "the artifact", read, Payload.close)
-
-    async def _goldens(self, manifest: Manifest) -> list[bytes]:
-        """Raises Refused."""
-        if self._artifacts is None:
-            raise Refused("NotStarted", "no engine was loaded yet", transient=True)
-        read = functools.partial(self._artifacts[1].goldens, manifest)
-        return await self._restarting.run(self.settings.prepare_seconds, "the golden samples", read, lambda _: None)
-
-    def _open(self, storage: Storage) -> Artifacts:
-        if self._artifacts is None or self._artifacts[0] != storage:
-            try:
-                store = ArtifactStore(storage, self.settings.namespace, self.settings.credentials_dir)
-            except StorageError as e:
-                raise Refused(e.reason.value, e.message, transient=True) from e
-            self._artifacts = (storage, Artifacts(store, self.settings.cache_dir))
-        return self._artifacts[1]
-
     async def _tidy(self) -> None:
         """Drop cached files that neither serve nor are wanted. Called when nothing is being fetched."""
         keep = self.swapper.digests()
         for engine in self.router.loaded.values():
             manifest = engine.manifest
             keep |= {manifest.plan.digest, *(golden.blob.digest for golden in manifest.golden)}
-        if keep != self._kept and self._artifacts is not None and self.router.loaded:
-            self._kept = keep
-            with contextlib.suppress(OSError):
-                await asyncio.to_thread(self._artifacts[1].prune, keep)
+        if self.router.loaded:
+            await self._supply.keep(keep)
 
     def _stats_of(self, revision: str) -> RevisionStats:
         stats = self.stats.pop(revision, None) or RevisionStats()
