@@ -251,9 +251,9 @@ def test_a_bounded_cache_loses_what_was_unused_for_longest_and_nothing_while_som
 def test_a_job_keeps_the_cache_of_a_volume_below_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache.prepare(tmp_path)
     (tmp_path / cache.FILES / "old").write_bytes(bytes(100))
-    monkeypatch.setenv(job.CACHE_BYTES_ENV, "50")
+    monkeypatch.setenv(cache.LIMIT_ENV, "50")
     with job._bounded(tmp_path):
         assert not cached(tmp_path)
-    monkeypatch.setenv(job.CACHE_BYTES_ENV, "5Gi")
+    monkeypatch.setenv(cache.LIMIT_ENV, "5Gi")
     with pytest.raises(Rejected, match="TRTMODEL_CACHE_BYTES is '5Gi': give a whole number of bytes"):
         job._bounded(tmp_path)

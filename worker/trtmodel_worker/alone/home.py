@@ -20,12 +20,11 @@ from trtmodel_contract.jobs import Reason
 
 from trtmodel_worker.builder.dataset import SHARD
 from trtmodel_worker.storage import ArtifactStore, Fetched, NotFound, Source, StorageError, fetch_source, fetch_uri
-from trtmodel_worker.storage.cache import shrink
+from trtmodel_worker.storage.cache import shrink, stated_limit
 from trtmodel_worker.storage.shards import fetch_folder
 
 NAMESPACE = "alone"
 BUCKET = "engines"
-CACHE_BYTES_ENV = "TRTMODEL_CACHE_BYTES"
 DEFAULT_CACHE_BYTES = 20 << 30
 
 
@@ -37,12 +36,11 @@ def default_home() -> Path:
 
 def _limit() -> int:
     """How many bytes of fetched sources and data sets are kept. Raises StorageError."""
-    text = os.environ.get(CACHE_BYTES_ENV, "")
     try:
-        return int(text) if text else DEFAULT_CACHE_BYTES
-    except ValueError:
-        why = f"{CACHE_BYTES_ENV} is {text[:40]!r}: give a whole number of bytes"
-        raise StorageError(Reason.INTERNAL, why) from None
+        limit = stated_limit(os.environ)
+    except ValueError as e:
+        raise StorageError(Reason.INTERNAL, str(e)) from e
+    return DEFAULT_CACHE_BYTES if limit is None else limit
 
 
 def model_ref(name: str) -> ModelRef:

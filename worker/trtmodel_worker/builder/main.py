@@ -32,12 +32,11 @@ from trtmodel_worker.builder import progress
 from trtmodel_worker.builder.sources import Place
 from trtmodel_worker.engines.building import Rejected
 from trtmodel_worker.storage import ArtifactStore, StorageError
-from trtmodel_worker.storage.cache import bounded
+from trtmodel_worker.storage.cache import bounded, stated_limit
 from trtmodel_worker.storage.errors import no_space
 
 TERMINATION_LOG_ENV = "TRTMODEL_TERMINATION_LOG"
 CACHE_DIR_ENV = "TRTMODEL_CACHE_DIR"
-CACHE_BYTES_ENV = "TRTMODEL_CACHE_BYTES"
 DEFAULT_TERMINATION_LOG = "/dev/termination-log"
 DEFAULT_CACHE_DIR = "/var/cache/trtmodel"
 
@@ -152,9 +151,8 @@ def _place(task: ResolveTask | BuildTask) -> Place:
 
 def _bounded(cache: Path) -> contextlib.AbstractContextManager[None]:
     """A cache that outlives the Job's pod, on a volume, grows to a limit; one that goes with the pod needs none."""
-    text = os.environ.get(CACHE_BYTES_ENV, "")
-    if not text:
-        return contextlib.nullcontext()
-    if not text.isdecimal():
-        raise Rejected(Reason.INTERNAL, f"{CACHE_BYTES_ENV} is {text[:40]!r}: give a whole number of bytes")
-    return bounded(cache, int(text))
+    try:
+        limit = stated_limit(os.environ)
+    except ValueError as e:
+        raise Rejected(Reason.INTERNAL, str(e)) from e
+    return contextlib.nullcontext() if limit is None else bounded(cache, limit)

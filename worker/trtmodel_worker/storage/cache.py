@@ -19,7 +19,7 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +28,7 @@ from trtmodel_contract.jobs import Reason
 from trtmodel_worker.storage.errors import StorageError
 
 CHUNK_BYTES = 1 << 20
+LIMIT_ENV = "TRTMODEL_CACHE_BYTES"
 STALE_SECONDS = 3600  # what nobody has written to for so long was left by a process that died
 _MOVES = 10
 FILES, SOURCES, PARTIAL, TMP = "sha256", "sources", "partial", "tmp"
@@ -152,6 +153,14 @@ def shrink(cache: Path, limit: int, spared: float = STALE_SECONDS) -> int:
         freed += _remove(path)
         total -= size
     return freed
+
+
+def stated_limit(environ: Mapping[str, str]) -> int | None:
+    """How many bytes a cache may grow to, as LIMIT_ENV says; None if it says nothing. Raises ValueError."""
+    text = environ.get(LIMIT_ENV, "")
+    if text and not text.isdecimal():
+        raise ValueError(f"{LIMIT_ENV} is {text[:40]!r}: give a whole number of bytes")
+    return int(text) if text else None
 
 
 @contextlib.contextmanager
