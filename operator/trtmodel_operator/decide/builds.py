@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from trtmodel_contract.gate import WORST_FIRST, GateVerdict, Verdict, judge
 from trtmodel_contract.identity import LoadKey, short_hash
 from trtmodel_contract.jobs import FoundArtifact, ResolveResult
@@ -96,6 +98,9 @@ def rejected(turn: Turn) -> Outcome | None:
     entry = _rejection(turn, wanted)
     if entry is None or (memory.stable is not None and memory.stable.revision == wanted):
         return None
+    if not entry.key:
+        bound = replace(entry, key=verification_key(turn.seen.spec))
+        turn.remember(rejected=tuple(bound if r is entry else r for r in memory.rejected))
     if memory.candidate is not None and memory.candidate.revision == wanted:
         drop_candidate(turn, reasons.ROLLED_BACK, entry.reason, entry.message)
     return Outcome(_rejected_situation(turn, entry), None if facts.settled(turn.seen, memory.stable) else LATER)
@@ -168,8 +173,9 @@ def in_the_making(turn: Turn) -> bool:
 
 
 def _rejection(turn: Turn, revision: str) -> Rejected | None:
-    key = verification_key(turn.seen.spec)
-    return next((r for r in turn.memory.rejected if r.revision == revision and r.key == key), None)
+    """One that was taken back while the spec could not be read holds for the first limits that are read again."""
+    keys = ("", verification_key(turn.seen.spec))
+    return next((r for r in turn.memory.rejected if r.revision == revision and r.key in keys), None)
 
 
 def _rejected_situation(turn: Turn, entry: Rejected) -> Situation:

@@ -17,6 +17,7 @@ from trtmodel_operator.decide import builds, goback
 from trtmodel_operator.decide.members import RESUMPTION, awaited
 from trtmodel_operator.decide.steps import go_on
 from trtmodel_operator.decide.turn import Outcome, Turn, drop_candidate, record, reject, roll_back
+from trtmodel_operator.decide.workers import new_window
 from trtmodel_operator.model import Command, Deployed, Notice, StepMemory
 
 
@@ -59,6 +60,9 @@ def _rollback(turn: Turn, command: Command) -> Outcome | None:
         return _far_back(turn, command, nearest)
     if memory.candidate is None and (lost := _lost(turn, nearest)):
         why = f"no worker can serve {nearest.revision} any more ({lost}): apply its spec instead"
+        return _ignored(turn, command, why)
+    if memory.candidate is None and (lacking := goback.lacking(turn, nearest, memory.stable)):
+        why = f"there is no engine of {nearest.revision} for {lacking}: apply its spec instead"
         return _ignored(turn, command, why)
     _taken(turn, command, f"going back to {nearest.revision}")
     if memory.candidate is not None:
@@ -149,9 +153,20 @@ def _retry(turn: Turn, command: Command) -> Outcome | None:
     """One new attempt of what failed or was rejected, with Jobs of new names; or of a target that went back alone."""
     candidate, step = turn.memory.candidate, turn.memory.step
     if candidate is not None and step is not None and step.failed and command.revision in ("", candidate.revision):
+        if turn.seen.spec is None:
+            return _ignored(turn, command, "the spec cannot be read")
         _taken(turn, command, f"it is tried again on target {', '.join(sorted(step.failed))}")
-        fresh = StepMemory(step.index, step.plan, turn.seen.now, seen_at=step.seen_at, baseline=step.baseline)
-        turn.remember(step=replace(fresh, deaths=builds.deaths(turn, candidate)))
+        # What it failed by stands in the old window. And of the last preparation nobody new is routed: a target that
+        # failed there would be promoted without one request.
+        last = len(turn.spec.rollout.steps) - 1
+        fresh = replace(
+            StepMemory(min(step.index, last), step.plan, turn.seen.now, seen_at=step.seen_at, baseline=step.baseline),
+            deaths=builds.deaths(turn, candidate),
+            weight=step.weight,
+            shadow=step.shadow,
+            resumed=step.index > last,
+        )
+        turn.remember(step=fresh, window=new_window(turn.memory))
         return None
     revision = command.revision or builds.wanted_revision(turn)
     rejected = [r for r in turn.memory.rejected if r.revision == revision]

@@ -73,10 +73,14 @@ def known(turn: Turn, revision: str) -> Deployed | None:
     return next((Deployed(revision, h.engines) for h in entries), None)
 
 
-def lacking(turn: Turn, goal: Deployed) -> str:
-    """The first worker that there is no engine of it for; '' if there is one for each."""
+def lacking(turn: Turn, goal: Deployed, served: Deployed | None = None) -> str:
+    """The first worker that there is no engine of it for; '' if there is one for each. A worker that has not told its
+    load key is waited for where its target has any. With `served` only those count that this has an engine for: the
+    others answer nobody now, so that they lose nothing."""
     for worker in facts.present(turn.seen):
-        if not facts.digest_for(worker, goal):
-            key = facts.load_key(worker)
+        if facts.digest_for(worker, goal) or (served is not None and not facts.digest_for(worker, served)):
+            continue
+        key = facts.load_key(worker)
+        if key or all(a.target != worker.target for a in goal.artifacts):
             return f"{worker.pod} with the load key {key}" if key else worker.pod
     return ""

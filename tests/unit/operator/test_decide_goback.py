@@ -24,6 +24,7 @@ from decide_scene import (
     run,
     silent,
     with_engine,
+    with_worker,
     without,
 )
 from trtmodel_contract.control import EngineState, Role
@@ -101,6 +102,46 @@ def test_back_and_back_again_and_only_what_was_left_last_is_not_tried() -> None:
         assert [r.revision for r in decision.memory.rejected] == [left]
         seen, decision = run(obey(seen, decision), lambda _, d: not d.actions)
     assert decision.situation.stage is Stage.SERVING
+
+
+def with_another_device(seen: Scene) -> Scene:
+    """The first worker has another load key, for which what serves has an engine of its own."""
+    stable, report = seen.memory.stable, seen.workers[0].report
+    assert stable is not None
+    assert report is not None
+    key = replace(report.load_key, device="other")
+    engines = (*stable.artifacts, replace(stable.artifacts[0], load_key=str(key)))
+    memory = replace(seen.memory, stable=replace(stable, artifacts=engines))
+    return with_worker(replace(seen, memory=memory), seen.workers[0].uid, report=replace(report, load_key=key))
+
+
+def test_no_flip_leaves_a_worker_behind_that_has_no_engine_of_the_standby() -> None:
+    seen = commanded(with_another_device(promoted()), "rollback#1")
+    decision = decide(seen)
+    assert decision.notices[0].reason == "CommandIgnored"
+    assert f"no engine of {A} for pod-w0 with the load key" in decision.notices[0].message
+    assert decision.memory.stable == seen.memory.stable
+
+
+def test_a_worker_that_serves_nothing_holds_up_no_flip() -> None:
+    seen = with_another_device(promoted())
+    seen = replace(seen, memory=replace(seen.memory, stable=deployed(B)))  # no engine of that either
+    decision = decide(commanded(seen, "rollback#1"))
+    assert decision.memory.stable is not None
+    assert decision.memory.stable.revision == A
+
+
+def test_a_worker_that_says_nothing_is_waited_for_and_refuses_no_way_back() -> None:
+    seen = three()
+    *newer, oldest = seen.memory.history
+    engines = (*oldest.engines, replace(oldest.engines[0], load_key="onnxruntime-1.20-other"))
+    seen = replace(seen, memory=replace(seen.memory, history=(*newer, replace(oldest, engines=engines))))
+    seen = silent(commanded(seen, f"rollback@{A}#1"), "w2")
+    decision = decide(seen)
+    assert decision.notices[0].reason == "CommandTaken"
+    decision = decide(obey(seen, decision))
+    assert decision.situation.reason == "GoingBack"
+    assert "pod-w2 is unknown" in decision.situation.message
 
 
 def test_it_waits_for_the_last_worker_and_says_for_what() -> None:

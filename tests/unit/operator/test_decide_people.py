@@ -312,3 +312,19 @@ def test_resume_says_whose_pause_it_cannot_lift() -> None:
     seen = edited(canary(serving(A)), rollout__paused=True)
     assert "spec.rollout.paused is true" in notice(decide(commanded(seen, "resume#1")))[1]
     assert "waits for the command promote" in notice(decide(commanded(manual(), "resume#1")))[1]
+
+
+def test_what_was_taken_back_while_the_spec_could_not_be_read_does_not_return_with_the_next_spec() -> None:
+    seen = canary(serving(A))
+    broken = replace(seen, spec=None, spec_error="broken", generation=seen.generation + 1)
+    aborted = decide(commanded(broken, f"abort@{B}#1"))
+    died = decide(with_engine(broken, members(broken)[0], B, deaths=1))
+    for decision in (aborted, died):
+        assert decision.memory.candidate is None
+        healed = replace(obey(broken, decision), spec=seen.spec, generation=seen.generation + 2)
+        healed, decision = run(healed, lambda _, d: not d.actions and d.rule != "take_command")
+        assert (decision.rule, decision.situation.stage) == ("rejected", Stage.ROLLED_BACK)
+        assert not members(healed)
+        # From then on it is bound to these limits, as any other.
+        later_on = edited(healed, rollout__analysis={"maxErrorRateIncrease": 0.5})
+        assert run(has_built(later_on, B), lambda _, d: d.memory.candidate is not None)

@@ -311,6 +311,50 @@ def test_retry_tries_it_there_again_and_the_rollout_goes_on() -> None:
     assert len(on(seen, "l4")) > 0
 
 
+def test_retry_is_judged_by_what_comes_after_it() -> None:
+    seen = canary(held(rollout__steps=[{"workers": 1, "hold": "15s", "weight": 10}]))
+    for _ in range(8):
+        decision = decide(seen)
+        if decision.situation.reason == "TargetFailed":
+            break
+        seen = obey(seen, decision, seconds=5)
+        bad, good = busy(seen, requests=2000, failed=150), busy(seen, requests=2000)
+        seen = replace(
+            seen, workers=tuple(b if b.target == "l4" else g for b, g in zip(bad.workers, good.workers, strict=True))
+        )
+    assert decision.situation.reason == "TargetFailed"
+    seen = commanded(obey(seen, decision), "retry#1")
+    for _ in range(40):
+        decision = decide(seen)
+        assert decision.situation.reason != "TargetFailed", decision.situation.message
+        assert all(s.weight in (0, 10) for s in of(decision, Signal))
+        if decision.rule == "promote":
+            break
+        seen = busy(obey(seen, decision, seconds=5), requests=2000)
+    assert decision.rule == "promote"
+
+
+def test_retry_of_a_target_that_failed_in_the_last_preparation_has_it_answer_before_it_is_promoted() -> None:
+    seen = canary(held(), index=1)
+    while seen.memory.step is not None and seen.memory.step.index < 2:
+        seen = busy(obey(seen, decide(seen), seconds=5, loading=[B]))
+    decision = decide(with_engine(seen, on(seen, "l4")[0], B, deaths=1))
+    assert decision.situation.reason == "TargetFailed"
+    seen = obey(seen, decision)
+    for _ in range(3):
+        seen = busy(obey(seen, decide(seen), seconds=5))
+    assert not on(seen, "l4")
+    seen = commanded(seen, "retry#1")
+    answered = False
+    for _ in range(40):
+        decision = decide(seen)
+        if decision.rule == "promote":
+            break
+        seen = busy(obey(seen, decision, seconds=5))
+        answered |= bool(on(seen, "l4"))
+    assert (decision.rule, answered) == ("promote", True)
+
+
 def test_abort_takes_it_back_everywhere() -> None:
     decision = decide(commanded(failed_on_one(), f"abort@{B}#1"))
     assert decision.memory.candidate is None
