@@ -28,7 +28,9 @@ class Calls:
     def __init__(self, addresses: Addresses) -> None:
         self._addresses = addresses
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=AT_ONCE, force_close=True), trust_env=False
+            connector=aiohttp.TCPConnector(limit=AT_ONCE, force_close=True),
+            cookie_jar=aiohttp.DummyCookieJar(),  # of all models: none is told what a server said to another
+            trust_env=False,
         )
         self._gate = asyncio.Semaphore(AT_ONCE)
         self._hosts: dict[str, asyncio.Semaphore] = {}

@@ -29,13 +29,14 @@ class Outside:
 
     reply: Reply
     port: int = 0
+    host: str = "127.0.0.1"
     asked: list[Asked] = field(default_factory=list)
     under_way: int = 0
     most_under_way: int = 0
 
     @property
     def address(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://{self.host}:{self.port}"
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         headers = {name.lower(): value for name, value in request.headers.items()}
@@ -48,11 +49,12 @@ class Outside:
             self.under_way -= 1
 
 
-def beside(reply: Reply, scene: Callable[[Outside, Calls], Awaitable[T]]) -> T:
-    """What `scene` comes to while such a server runs, and its address is the only one that is allowed."""
+def beside(reply: Reply, scene: Callable[[Outside, Calls], Awaitable[T]], host: str = "127.0.0.1") -> T:
+    """What `scene` comes to while such a server runs, and its address is the only one that is allowed. `host` is
+    another name of this machine."""
 
     async def go() -> T:
-        outside = Outside(reply)
+        outside = Outside(reply, host=host)
         app = web.Application()
         app.router.add_route("*", "/{path:.*}", outside.answer)
         runner = web.AppRunner(app, shutdown_timeout=0.1)

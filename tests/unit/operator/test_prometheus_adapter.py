@@ -12,7 +12,7 @@ from urllib.parse import parse_qs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from outside import Outside, beside, hanging, saying
+from outside import Asked, Outside, beside, hanging, saying
 from trtmodel_operator.adapters import calls as calls_adapter
 from trtmodel_operator.adapters import prometheus
 from trtmodel_operator.adapters.addresses import Addresses
@@ -57,6 +57,11 @@ def test_a_scalar_and_a_vector_of_one_are_numbers(body: bytes, number: float) ->
         (200, success("scalar", None), "gives no number"),
         (200, success("scalar", [1]), "gives no number"),
         (200, success("scalar", [1, "many"]), "gives no number: .*many"),
+        (200, success("scalar", [1, 10**400]), "gives no number"),
+        (200, success("scalar", [1, True]), "gives no number"),
+        (200, success("scalar", "42"), "gives no number: 42"),
+        (200, success("scalar", {"1": "5"}), "gives no number"),
+        (204, b"", "is not JSON"),
         (200, success("scalar", [1, "5"], warnings=["a store was away"]), "not whole: .*a store was away"),
         (400, b'{"status":"error","errorType":"bad_data","error":"parse error: unexpected end"}', "parse error"),
         (503, b'{"status":"error","error":"too many"}', r"\(503\): too many"),
@@ -148,6 +153,17 @@ def test_an_answer_without_end_is_given_up() -> None:
             await Prometheus(calls, outside.address).ask("", "up")
 
     beside(saying(b"x" * (2 << 20)), scene)
+
+
+def test_nobody_is_told_what_a_server_said_to_another_model() -> None:
+    async def scene(outside: Outside, calls: Calls) -> list[Asked]:
+        for _ in range(2):
+            await Prometheus(calls, "").ask(outside.address, "up")
+        return outside.asked
+
+    # An IP address gets no cookies by default: a name does.
+    asked = beside(saying(vector("1"), **{"Set-Cookie": "a=b"}), scene, host="localhost")
+    assert [a.headers.get("cookie") for a in asked] == [None, None]
 
 
 def test_a_server_that_is_not_there_is_told() -> None:
