@@ -99,6 +99,15 @@ def pin_key(root_key: str, cluster: str, model_uid: str, name: str) -> str:
     return f"{pins_prefix(root_key, cluster, model_uid)}{_segment('the name of a pin', name)}.json"
 
 
+def leaving_key(root_key: str, cluster: str, model_uid: str) -> str:
+    """Tells that the model is being deleted, and its artifacts with it: others that go, too, do not mind its pins."""
+    return f"{leaving_prefix(root_key)}{_segment('a cluster', cluster)}/{_segment('a uid', model_uid)}"
+
+
+def leaving_prefix(root_key: str) -> str:
+    return f"{root_key}/leaving/"
+
+
 def timing_prefix(root_key: str, runtime: str = "", version: str = "", device: str = "") -> str:
     """Of the timing caches that builds on one kind of device with one version of a runtime share, or of all."""
     parts = [re.sub(r"[^A-Za-z0-9.]+", "-", part) for part in (f"{runtime}-{version}", device)] if runtime else []

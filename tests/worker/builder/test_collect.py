@@ -18,7 +18,15 @@ from trtmodel_contract.identity import Storage
 from trtmodel_contract.jobs import TASK_ENV, CollectTask, JobResult
 from trtmodel_contract.keeping import Cause, Pin, Revocation
 from trtmodel_worker.builder import main, pins
-from trtmodel_worker.builder.collect import SETTLE_SECONDS, WAIT_SECONDS, NothingIsPinned, Rules, Summary, collect
+from trtmodel_worker.builder.collect import (
+    SETTLE_SECONDS,
+    WAIT_SECONDS,
+    NothingIsPinned,
+    Rules,
+    Summary,
+    _Run,
+    collect,
+)
 from trtmodel_worker.storage import ArtifactStore, StorageError
 
 RULES = Rules(grace=86400.0, delete=True)
@@ -193,6 +201,28 @@ def test_of_a_deleted_model_goes_what_only_it_pinned_whatever_its_age(store: Art
     assert not keys(store, f"pins/c/{MODEL.uid}")
     assert len(keys(store, "pins")) == 1
     assert store.get_manifest(shared).plan.size == 1
+
+
+def test_two_models_that_go_at_once_leave_nothing_of_what_they_share(
+    store: ArtifactStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = publish(store)
+    for model in (MODEL, OTHER):
+        pins.pin(store, "c", model, [shared])
+    mine, theirs = (dataclasses.replace(RULES, only=("c", model.uid)) for model in (MODEL, OTHER))
+    beside: list[Summary] = []
+    drop = _Run._drop_pins
+
+    def drop_late(ours: _Run, cluster: str, uid: str) -> None:
+        if uid == MODEL.uid:  # the other one's whole run falls between our last look and the end of our pins
+            beside.append(run(store, theirs))
+        drop(ours, cluster, uid)
+
+    monkeypatch.setattr(_Run, "_drop_pins", drop_late)
+    assert (run(store, mine).kept, beside[0].waiting) == (1, 1)
+    settle(tmp_path)
+    assert run(store, theirs).deleted == 1
+    assert [key for key in keys(store) if not key.endswith("revoked")] == []
 
 
 def test_an_engine_that_another_models_job_built_is_kept_for_all_that_asked_for_its_revision(

@@ -127,6 +127,8 @@ class _Run:
         self._now = self._objects.now()  # before anything is read: what is read later is newer
 
     def run(self) -> Summary:
+        if self._rules.only is not None and self._rules.delete:
+            self._objects.put(layout.leaving_key(self._root, *self._rules.only), b"")
         self._empty_trash()
         pinned = self._pinned()
         if not self._pins and not self._rules.without_pins and self._rules.only is None:
@@ -253,6 +255,7 @@ class _Run:
 
     def _pinned(self) -> _Pinned:
         """What any model of any cluster needs, as of now."""
+        leaving = self._leaving()
         listed = {key for key in self._objects.list(layout.pins_prefix(self._root)) if not _LEFT_OVER.fullmatch(key)}
         for key in listed - self._pins.keys():
             try:
@@ -263,8 +266,17 @@ class _Run:
                 text = f"{self._objects.where(key)}: {e}: without knowing what it pins, nothing is removed"
                 raise StorageError(Reason.INTERNAL, text) from e
             self._pins[key] = _Pinned(frozenset(pin.digests), frozenset(pin.revisions))
-        own = layout.pins_prefix(self._root, *self._rules.only) if self._rules.only is not None else None
-        return _joined(self._pins[key] for key in listed & self._pins.keys() if own is None or not key.startswith(own))
+        return _joined(self._pins[key] for key in listed & self._pins.keys() if not key.startswith(leaving))
+
+    def _leaving(self) -> tuple[str, ...]:
+        """Where the pins lie that do not count: the deleted model's, and those of others that are deleted beside it.
+        Otherwise two that go at once would each leave what they share to the other."""
+        if self._rules.only is None:
+            return ()
+        prefix = layout.leaving_prefix(self._root)
+        others = (key.removeprefix(prefix).split("/") for key in self._objects.list(prefix))
+        models = {self._rules.only, *((parts[0], parts[1]) for parts in others if len(parts) == 2)}
+        return tuple(layout.pins_prefix(self._root, *model) for model in models)
 
     def _of_only(self) -> _Pinned:
         """What the deleted model has pinned."""
@@ -276,6 +288,7 @@ class _Run:
     def _drop_pins(self, cluster: str, uid: str) -> None:
         for entry in self._objects.entries(layout.pins_prefix(self._root, cluster, uid)):
             self._objects.delete(entry.key)
+        self._objects.delete(layout.leaving_key(self._root, cluster, uid))
 
     def _names_of_pinned(self, digest: str) -> frozenset[str]:
         return _digests(self._read_or_nothing(layout.blob_key(self._root, digest)))
