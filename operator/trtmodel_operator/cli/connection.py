@@ -15,6 +15,7 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 import urllib3
+import yaml
 from kubernetes import client, config
 from kubernetes.client.exceptions import ApiException
 
@@ -31,6 +32,8 @@ COMMAND = "trtmodel.io/command"
 IN_CLUSTER = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
+# What the client raises for a file of another shape, since it looks at none of it first.
+_MALFORMED = (yaml.YAMLError, ValueError, TypeError, AttributeError, LookupError)
 _TRIAL = re.compile(r"([0-9a-f]{1,64}); weight=([0-9]{1,3}); shadow=([0-9]{1,3})")
 
 
@@ -52,9 +55,10 @@ class Connection:
     def __init__(self, kubeconfig: str = "", context: str = "", namespace: str = "") -> None:
         try:
             loaded = _configuration(kubeconfig, context)
-        except (config.ConfigException, OSError) as e:
+        except (config.ConfigException, OSError, *_MALFORMED) as e:
             named = kubeconfig or os.environ.get("KUBECONFIG") or "kubeconfig"
-            why = f"{plain(named)}: {plain(e).rstrip('.')}"
+            broken = "it is no kubeconfig: " if isinstance(e, _MALFORMED) else ""
+            why = f"{plain(named)}: {broken}{plain(e).rstrip('.')}"
             raise Failed(f"no cluster: {why}. Name one with --kubeconfig, KUBECONFIG or --context") from e
         self.namespace = namespace or loaded[1] or "default"
         settings = loaded[0]
@@ -152,9 +156,11 @@ class Connection:
     ) -> Json:
         answer = self._call(method, path, query or {}, body, kind, seconds)
         try:
-            found: Json = json.loads(answer.data)
-        except ValueError as e:
+            found = json.loads(answer.data)
+        except (ValueError, RecursionError) as e:
             raise Failed(f"{self._host} answered with what is no JSON: is it an API server?") from e
+        if not isinstance(found, dict):
+            raise Failed(f"{self._host} answered with what is no object: is it an API server?")
         return found
 
     def _call(

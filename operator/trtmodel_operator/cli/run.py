@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from typing import TYPE_CHECKING
@@ -22,6 +23,9 @@ EXIT_USAGE = 2
 def run(arguments: list[str], prog: str) -> int:
     """`arguments` begin with the command."""
     options = parser.build(prog).parse_args(arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal that knows few characters gets their numbers
+            stream.reconfigure(errors="backslashreplace")
     try:
         code = _run(options)
         sys.stdout.flush()

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import subprocess
 import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from cli_scene import Typed
 from trtmodel_operator.cli import dispatch, parser
 from trtmodel_operator.cli.orders import ORDERS
 
@@ -84,3 +89,48 @@ def test_without_a_cluster_it_says_how_to_name_one(
     said = capsys.readouterr().err
     assert said.startswith("trtmodel: no cluster: no-such-file: ")
     assert said.endswith(". Name one with --kubeconfig, KUBECONFIG or --context\n")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"a: [b",
+        b"[1, 2]",
+        b"\x00\xff",
+        b"contexts: 3\nclusters: 5\n",
+        b"contexts: [7]\nclusters: []\nusers: []\ncurrent-context: x\n",
+        b"clusters: [{name: c, cluster: {server: 'http://['}}]\nusers: [{name: u, user: {}}]\n"
+        b"contexts: [{name: x, context: {cluster: c, user: u}}]\ncurrent-context: x\n",
+    ],
+)
+def test_a_file_that_is_no_kubeconfig_is_named_with_what_is_wrong(
+    text: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "config"
+    file.write_bytes(text)
+    assert dispatch.main(["status", "magika", "--kubeconfig", str(file)]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith(f"trtmodel: no cluster: {file}: ")
+    assert said.count("\n") == 1
+
+
+def test_an_output_that_knows_few_characters_gets_their_numbers(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    wire = io.BytesIO()
+    monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(wire, encoding="ascii"))
+    assert dispatch.main(["status", "magika", "--kubeconfig", str(tmp_path / "\u7121")]) == 1
+    sys.stderr.flush()
+    assert b"\\u7121" in wire.getvalue()
+
+
+@pytest.mark.parametrize("body", [b"[]", b"null", b"7", b"<html>", b"[" * 100_000])
+def test_an_answer_of_something_that_is_no_api_server_is_told(
+    body: bytes, trtmodel: Callable[..., Typed], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from trtmodel_operator.cli.connection import Connection
+
+    monkeypatch.setattr(Connection, "_call", lambda *_: SimpleNamespace(data=body))
+    said = trtmodel("status", "magika")
+    assert (said.code, said.err.count("\n")) == (1, 1)
+    assert "is it an API server?" in said.err
