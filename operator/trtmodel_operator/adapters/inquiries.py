@@ -19,7 +19,7 @@ from trtmodel_operator.model import Answer, Lookup, Query, WebhookSpec
 from trtmodel_operator.ports import Clock, Key
 from trtmodel_operator.text import cut
 
-LOOKUPS_MOST = 4096  # of all models; the others are not answered
+LOOKUPS_MOST = 4096  # of all models; the others wait, and are told so
 EVENTS_WAITING = 512
 EVENTS_PER_RECEIVER = 32  # that wait for one address
 EVENT_TRIES = 5
@@ -62,7 +62,8 @@ class HttpInquiries:
 
     @property
     def following(self) -> int:
-        return sum(len(asked) for asked in self._asked.values())
+        """Lookups that are being asked, or were answered yes."""
+        return sum(a.task is not None for asked in self._asked.values() for a in asked.values())
 
     def answers(self, key: Key) -> tuple[Answer, ...]:
         return tuple(a.answer for a in self._asked.get(key, {}).values() if a.answer is not None)
@@ -76,9 +77,14 @@ class HttpInquiries:
         for name, lookup in wanted.items():
             if name in held:
                 held[name].lookup = lookup
-            elif self.following < LOOKUPS_MOST:
-                asked = held[name] = _Asked(lookup)
+            else:
+                held[name] = _Asked(lookup)
+            asked = held[name]
+            if asked.task is None and self.following < LOOKUPS_MOST:
                 asked.task = asyncio.create_task(self._ask_again(key, asked), name=f"ask {key[0]}/{key[1]} {name}")
+            elif asked.task is None:
+                text = f"the operator asks {LOOKUPS_MOST} questions at once already: this one waits for its turn"
+                asked.answer = Answer(lookup.key, self._clock.now(), error=text)
         if not held:
             del self._asked[key]
 

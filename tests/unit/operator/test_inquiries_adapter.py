@@ -174,3 +174,21 @@ def test_tries_and_waiting_events_are_bounded(monkeypatch: pytest.MonkeyPatch) -
 
     told = asking(saying(status=500), scene)
     assert told == inquiries.EVENT_TRIES * (inquiries.EVENTS_PER_RECEIVER + 1)
+
+
+def test_a_question_too_many_says_that_it_waits_and_gets_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inquiries, "LOOKUPS_MOST", 2)
+
+    async def scene(outside: Outside, asks: HttpInquiries, changed: list[Key]) -> None:
+        other = ("ml", "other")
+        asks.follow(KEY, [question(outside, "q1"), question(outside, "q2")])
+        asks.follow(other, [question(outside, "q3")])
+        (answer,) = asks.answers(other)
+        assert "waits for its turn" in answer.error
+        await until(lambda: len(asks.answers(KEY)) == 2)
+        assert {a.headers["idempotency-key"] for a in outside.asked} == {"q1", "q2"}
+        asks.follow(KEY, ())
+        asks.follow(other, [question(outside, "q3")])  # as its next pass does
+        await until(lambda: "it says no" in asks.answers(other)[0].error)
+
+    asking(saying(status=403), scene)
