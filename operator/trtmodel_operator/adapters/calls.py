@@ -4,9 +4,11 @@ of bounded length, and no redirects (they would lead past the list of addresses)
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import contextlib
+from collections.abc import AsyncIterator, Mapping
 
 import aiohttp
+from yarl import URL
 
 from trtmodel_operator.adapters.addresses import Addresses, NotAllowed
 
@@ -49,13 +51,18 @@ class Calls:
             # A wildcard in the list lets authors make up names for ever. Who loses its gate gets another.
             del self._hosts[next(iter(self._hosts))]
         host = self._hosts.setdefault(origin, asyncio.Semaphore(AT_ONCE_PER_HOST))
+        # One end for both: what is signed for the call is valid for a minute.
+        late = asyncio.get_running_loop().time() + WAIT
+        slow = f"{origin} answers too slowly: {AT_ONCE_PER_HOST} calls to it are under way"
+        full = f"{origin} was not called: {AT_ONCE} calls to other servers are under way, and they answer too slowly"
+        async with _place(host, late, slow), _place(self._gate, late, full):
+            return await self._exchange(url, origin, data, headers, timeout)
+
+    async def _exchange(
+        self, url: URL, origin: str, data: bytes, headers: Mapping[str, str], timeout: float
+    ) -> tuple[int, bytes]:
         try:
-            async with asyncio.timeout(WAIT):
-                await host.acquire()
-        except TimeoutError as e:
-            raise CallError(f"{origin} answers too slowly: {AT_ONCE_PER_HOST} calls to it are under way") from e
-        try:
-            async with self._gate, asyncio.timeout(timeout):
+            async with asyncio.timeout(timeout):
                 request = self._session.post(url, data=data, headers=headers, allow_redirects=False)
                 async with request as answer:
                     return answer.status, await _read(answer, origin)
@@ -63,8 +70,20 @@ class Calls:
             raise CallError(f"no answer from {origin} within {timeout:g} s") from e
         except (aiohttp.ClientError, OSError, ValueError) as e:
             raise CallError(f"{origin} cannot be reached: {e}") from e
-        finally:
-            host.release()
+
+
+@contextlib.asynccontextmanager
+async def _place(gate: asyncio.Semaphore, late: float, full: str) -> AsyncIterator[None]:
+    """Raises CallError with the text `full` if none is free by the time `late`."""
+    try:
+        async with asyncio.timeout_at(late):
+            await gate.acquire()
+    except TimeoutError as e:
+        raise CallError(full) from e
+    try:
+        yield
+    finally:
+        gate.release()
 
 
 async def _read(answer: aiohttp.ClientResponse, origin: str) -> bytes:

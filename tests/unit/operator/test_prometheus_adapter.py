@@ -12,7 +12,7 @@ from urllib.parse import parse_qs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from outside import Asked, Outside, beside, hanging, saying
+from outside import Asked, Outside, beside, hanging, saying, until
 from trtmodel_operator.adapters import calls as calls_adapter
 from trtmodel_operator.adapters import prometheus
 from trtmodel_operator.adapters.addresses import Addresses
@@ -195,6 +195,27 @@ def test_a_slow_server_gets_few_calls_at_a_time() -> None:
     outside = beside(reply, scene)
     assert len(outside.asked) == 20
     assert 1 <= outside.most_under_way <= AT_ONCE_PER_HOST
+
+
+def test_where_slow_servers_have_every_place_the_others_are_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls_adapter, "AT_ONCE", 1)
+    monkeypatch.setattr(calls_adapter, "WAIT", 0.2)
+
+    async def scene(outside: Outside, _: Calls) -> None:
+        other = outside.address.replace("127.0.0.1", "localhost")
+        calls = Calls(Addresses([outside.address, other]))
+        slow = asyncio.create_task(calls.post(outside.address, b"", {}, 60.0))
+        try:
+            await until(lambda: outside.under_way == 1)
+            with pytest.raises(CallError, match="1 calls to other servers are under way"):
+                await calls.post(other, b"", {}, 60.0)
+            assert len(outside.asked) == 1
+        finally:
+            slow.cancel()
+            await asyncio.gather(slow, return_exceptions=True)
+            await calls.close()
+
+    beside(hanging, scene)
 
 
 def test_names_that_are_made_up_for_ever_take_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
