@@ -69,7 +69,7 @@ class Calls:
         except TimeoutError as e:
             raise CallError(f"no answer from {origin} within {timeout:g} s") from e
         except (aiohttp.ClientError, OSError, ValueError) as e:
-            raise CallError(f"{origin} cannot be reached: {e}") from e
+            raise CallError(f"{origin} cannot be reached: {shown(str(e)) or type(e).__name__}") from e
 
 
 @contextlib.asynccontextmanager

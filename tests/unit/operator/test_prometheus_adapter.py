@@ -166,6 +166,15 @@ def test_nobody_is_told_what_a_server_said_to_another_model() -> None:
     assert [a.headers.get("cookie") for a in asked] == [None, None]
 
 
+def test_what_is_no_http_is_told_in_one_line() -> None:
+    async def scene(outside: Outside, calls: Calls) -> str:
+        with pytest.raises(CallError, match=r"cannot be reached: .*gzip") as failed:
+            await Prometheus(calls, "").ask(outside.address, "up")
+        return str(failed.value)
+
+    assert beside(saying(b"no gzip", **{"content-encoding": "gzip"}), scene).isprintable()
+
+
 def test_a_server_that_is_not_there_is_told() -> None:
     async def scene(outside: Outside, calls: Calls) -> str:
         return outside.address
