@@ -6,9 +6,8 @@ from typing import Any
 
 import kopf
 
+from trtmodel_operator.adapters.api import PAGE
 from trtmodel_operator.manifests import GROUP
-
-LIST_PAGE = 100
 
 
 class NoProgress(kopf.ProgressStorage):  # type: ignore[misc]
@@ -54,7 +53,7 @@ def informer_settings() -> kopf.OperatorSettings:
     settings.persistence.finalizer = f"kopf.{GROUP}/unused"
     settings.persistence.progress_storage = NoProgress()
     settings.persistence.diffbase_storage = NoDifference()
-    settings.watching.chunk_size = LIST_PAGE
+    settings.watching.chunk_size = PAGE
     settings.networking.connect_timeout = 10
     settings.networking.request_timeout = 30
     return settings

@@ -26,10 +26,10 @@ CAPABILITIES = {
     "8.6.0": {"explicit_batch", "weak_types", "calibrators", "profile_sharing_by_feature"},
     "10.16.1.11": {
         "strong_typing_by_flag", "weak_types", "calibrators", "allocation_strategies", "sized_device_memory",
-        "progress_monitor", "parser_names_nodes", "integers_64", "data_shaped_outputs", "contexts_beside_serving",
+        "progress_monitor", "parser_names_nodes", "data_shaped_outputs", "contexts_beside_serving",
     },
     "11.4.0.106": {
-        "allocation_strategies", "sized_device_memory", "progress_monitor", "parser_names_nodes", "integers_64",
+        "allocation_strategies", "sized_device_memory", "progress_monitor", "parser_names_nodes",
         "data_shaped_outputs", "contexts_beside_serving",
     },
 }  # fmt: skip

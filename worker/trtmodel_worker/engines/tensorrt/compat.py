@@ -25,15 +25,11 @@ from typing import Any
 
 Trt = Any  # the module `tensorrt`
 Builder = Any
-Dims = Any
-EngineInspector = Any
 IBuilderConfig = Any
 ICudaEngine = Any
 IExecutionContext = Any
 IHostMemory = Any
-ILayer = Any
 INetworkDefinition = Any
-IOptimizationProfile = Any
 ITensor = Any
 ITimingCache = Any
 OnnxParser = Any
@@ -71,8 +67,6 @@ class Capabilities:
     progress_monitor: bool
     parser_names_nodes: bool
     """An error of the ONNX parser names its node. Before that it has only the node's number in the graph."""
-    integers_64: bool
-    """Tensors of INT64 exist. Before 10 the parser makes INT32 of them, at inputs and outputs too."""
     data_shaped_outputs: bool
     """Outputs whose shape only the data tells are served. 8.6.0 was seen, on a GPU, to answer a run in the shape of an
     earlier one, with nothing said; 9 was never seen."""
@@ -121,7 +115,6 @@ def capabilities(trt: Trt) -> Capabilities:
         sized_device_memory=hasattr(trt.IExecutionContext, "set_device_memory"),
         progress_monitor=hasattr(trt.IBuilderConfig, "progress_monitor"),
         parser_names_nodes=hasattr(trt.ParserError, "node_name"),
-        integers_64=hasattr(trt.DataType, "INT64"),
         data_shaped_outputs=release >= (10,),
         contexts_beside_serving=release >= (9,),
     )

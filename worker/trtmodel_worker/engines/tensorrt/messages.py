@@ -94,11 +94,6 @@ def build_failed(said: Iterable[str], version: str) -> EngineError | Rejected:
     return Rejected(Reason.BUILD_FAILED, what)
 
 
-def lacks(what: str, version: str, way_out: str) -> Rejected:
-    """A setting that this version has no means for."""
-    return Rejected(Reason.PRECISION_UNSUPPORTED, f"TensorRT {version} has no {what}: {way_out}")
-
-
 def _brief(text: str) -> str:
     words = " ".join(text.split())
     return words if len(words) <= _TEXT else f"{words[: _TEXT - 3]}..."
