@@ -215,7 +215,8 @@ def memories(draw: st.DrawFn, memory: Memory) -> Memory:
 
 
 def kinds(seen: Scene, decision: Decision) -> set[str]:
-    """The kinds of change that a pass makes to what is rolled out."""
+    """The kinds of change that a pass makes to what is rolled out. (A person's command moves the step beside them: the
+    rules go on after it.)"""
     before, after = seen.memory, decision.memory
     found_kinds = set()
     if of(decision, CreateJob):
@@ -232,7 +233,7 @@ def kinds(seen: Scene, decision: Decision) -> set[str]:
         found_kinds.add("candidate")
     elif after.step is not None and before.step is not None:
         if after.step.index != before.step.index:
-            found_kinds.add("step")
+            found_kinds |= {"step"} if after.command == before.command else set()
         elif after.step.routed and not before.step.routed:
             found_kinds.add("route")
     return found_kinds
