@@ -39,7 +39,8 @@ def builds(world: World, names: tuple[str, ...]) -> set[str]:
 
 
 def engines(store: Store, revision_: str) -> list[str]:
-    return store.keys(ENGINES, f"{ROOT}engines/{revision_}/")
+    """An engine exists if its manifest does; the mark of one that was taken out of use stays for a while."""
+    return [key for key in store.keys(ENGINES, f"{ROOT}engines/{revision_}/") if key.endswith("/manifest.json")]
 
 
 def pins(store: Store, uid: str) -> list[str]:

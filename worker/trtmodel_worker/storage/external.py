@@ -16,7 +16,7 @@ from trtmodel_contract.jobs import Reason
 from trtmodel_worker.protobuf import BYTES, VARINT, Field, fields
 from trtmodel_worker.storage.errors import StorageError
 
-DEEPEST = 64  # graphs in graphs; protobuf's own parser gives up at 100 messages
+DEEPEST = 100  # messages in messages, where protobuf's own parser gives up: what a runtime reads is read here
 MOST_FILES = 10_000
 
 # message -> field -> message of that field; what is not listed is skipped
