@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 HEAD_END = b"\r\n\r\n"
+TRICKLE_BYTES, TRICKLE_SECONDS = 512, 0.05
 
 
 @dataclass(frozen=True)
@@ -27,12 +28,14 @@ class Request:
 @dataclass
 class Fault:
     """What happens to the next `times` requests for which `when` is true. With `before` the server never sees them and
-    `before` is the answer, b"" for a connection that just ends; `after` makes another answer of the server's."""
+    `before` is the answer, b"" for a connection that just ends; `after` makes another answer of the server's. A `slow`
+    one comes a few bytes at a time, for as long as the client cares to wait."""
 
     when: Callable[[Request], bool]
     times: int
     before: bytes | None = None
     after: Callable[[bytes], bytes] = bytes
+    slow: bool = False
 
 
 class FaultProxy:
@@ -73,8 +76,11 @@ class FaultProxy:
             else:
                 answer = await self._ask(request)
                 answer = fault.after(answer) if fault is not None else answer
-            writer.write(answer)
-            await writer.drain()
+            if fault is not None and fault.slow:
+                await _trickle(writer, answer)
+            else:
+                writer.write(answer)
+                await writer.drain()
         writer.close()
 
     async def _read(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Request:
@@ -96,6 +102,13 @@ class FaultProxy:
         answer = await reader.read()
         writer.close()
         return answer
+
+
+async def _trickle(writer: asyncio.StreamWriter, answer: bytes) -> None:
+    for at in range(0, len(answer), TRICKLE_BYTES):
+        writer.write(answer[at : at + TRICKLE_BYTES])
+        await writer.drain()
+        await asyncio.sleep(TRICKLE_SECONDS)
 
 
 def refused(status: str, code: str) -> bytes:

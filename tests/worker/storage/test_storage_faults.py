@@ -19,7 +19,7 @@ from trtmodel_contract.exitcodes import JobExit
 from trtmodel_contract.gate import Task
 from trtmodel_contract.identity import EngineSettings, Storage
 from trtmodel_contract.jobs import DataSet, JobResult, Reason
-from trtmodel_worker.storage import ArtifactStore, StorageError, fetch_source, fetch_uri, s3
+from trtmodel_worker.storage import ArtifactStore, StorageError, download, fetch_source, fetch_uri, s3
 from trtmodel_worker.storage.backends import open_store
 from trtmodel_worker.storage.partial import PART_BYTES
 
@@ -81,6 +81,17 @@ def test_a_download_through_a_fault_ends_with_the_right_bytes(
     assert found.path.read_bytes() == BIG
     assert files(tmp_path / "cache") == [f"sha256/{DIGEST}"]
     assert len(proxy.seen) <= 4 + times
+
+
+def test_a_download_that_trickles_is_taken_up_again_and_ends_with_the_right_bytes(
+    proxy: FaultProxy, storage: Storage, credentials: Path, tmp_path: Path, uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(download, "SLOW_SECONDS", 1.0)
+    proxy.faults.append(Fault(is_part, 2, slow=True))
+    found = fetch_uri(uri, storage, credentials, tmp_path / "cache", DIGEST)
+    assert found.path.read_bytes() == BIG
+    assert files(tmp_path / "cache") == [f"sha256/{DIGEST}"]
+    assert proxy.faults[0].times == 0
 
 
 @pytest.mark.parametrize(
