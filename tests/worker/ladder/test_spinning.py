@@ -101,9 +101,9 @@ async def turns() -> bool:
 
 
 def test_auto_asks_how_many_cpus_there_are() -> None:
-    assert spin_rule(None, 1.5, device=False) == NEVER
-    assert spin_rule(None, 1.5, device=True) == NEVER
-    assert spin_rule(None, 2.0, device=True) == spin_rule(None, 2.0, device=False) == SpinRule(0.0002, between=False)
+    assert spin_rule(None, 2.0, device=False) == NEVER
+    assert spin_rule(None, 2.0, device=True) == NEVER
+    assert spin_rule(None, 4.0, device=False) == SpinRule(0.0002, between=True)
     assert spin_rule(None, 16.0, device=False) == SpinRule(0.0002, between=True)
     assert spin_rule(None, 16.0, device=True) == SpinRule(0.001, between=True)
 
