@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Mapping
 import aiohttp
 from yarl import URL
 
+from trtmodel_operator.adapters import bounded
 from trtmodel_operator.adapters.addresses import Addresses, NotAllowed
 
 AT_ONCE = 32  # over all
@@ -89,13 +90,10 @@ async def _place(gate: asyncio.Semaphore, late: float, full: str) -> AsyncIterat
 async def _read(answer: aiohttp.ClientResponse, origin: str) -> bytes:
     if answer.status in REDIRECTS:
         raise CallError(f"{origin} sends us elsewhere ({answer.status}), and redirects are not followed")
-    parts, size = [], 0
-    async for part in answer.content.iter_chunked(1 << 16):
-        size += len(part)
-        if size > ANSWER_BYTES:
-            raise CallError(f"{origin} answers with more than {ANSWER_BYTES >> 20} MiB")
-        parts.append(part)
-    return b"".join(parts)
+    try:
+        return await bounded.read(answer, ANSWER_BYTES)
+    except bounded.TooLong as e:
+        raise CallError(f"{origin} answers with more than {ANSWER_BYTES >> 20} MiB") from e
 
 
 def shown(said: bytes | str) -> str:

@@ -23,6 +23,7 @@ from trtmodel_contract.signing import (
     request_payload,
 )
 
+from trtmodel_operator.adapters import bounded
 from trtmodel_operator.ports import Clock, Key, Signer, WorkerError
 
 REPORT_TIMEOUT = 2.0  # seconds
@@ -150,9 +151,11 @@ class HttpWorkers:
         result = "unreachable"
         try:
             async with self._session.request(method, url, data=body or None, **options) as answer:
-                found = answer.status, await _read(answer)
+                found = answer.status, await bounded.read(answer, REPORT_BYTES)
                 result = _RESULTS.get(answer.status, "ok" if 200 <= answer.status < 300 else "refused")
                 return found
+        except bounded.TooLong as e:
+            raise WorkerError(f"the worker's answer is longer than {REPORT_BYTES >> 20} MiB") from e
         except TimeoutError as e:
             raise WorkerError(f"no answer from {ip}:{self._port} within {timeout:g} s") from e
         except (aiohttp.ClientError, OSError) as e:
@@ -163,16 +166,6 @@ class HttpWorkers:
         finally:
             if result:
                 self._on_call(method, result)
-
-
-async def _read(answer: aiohttp.ClientResponse) -> bytes:
-    parts, size = [], 0
-    async for part in answer.content.iter_chunked(1 << 16):
-        size += len(part)
-        if size > REPORT_BYTES:
-            raise WorkerError(f"the worker's answer is longer than {REPORT_BYTES >> 20} MiB")
-        parts.append(part)
-    return b"".join(parts)
 
 
 def _refusal(body: bytes) -> str:
