@@ -54,12 +54,15 @@ bench-peers: venv
 	@command -v wrk >/dev/null || { apt-get update -qq && apt-get install -y -qq --no-install-recommends wrk; }
 	$(BIN)/python bench/peers/run.py $(ARGS)
 
-# make lock    after a change of the dependencies in pyproject.toml
+# make lock    after a change of the dependencies in pyproject.toml or requirements/*.in
+COMPILE = $(BIN)/uv pip compile -q --generate-hashes --no-annotate --python-version 3.10 --custom-compile-command "make lock"
 lock:
 	@test -x $(BIN)/uv || { $(MAKE) venv; }
 	$(BIN)/uv lock
 	$(BIN)/uv export -q --frozen --no-emit-project --no-header --no-annotate --extra operator -o requirements/operator.txt
 	$(BIN)/uv export -q --frozen --no-emit-project --no-header --no-annotate --extra worker --extra builder -o requirements/worker.txt
+	$(COMPILE) --universal requirements/cuda.in -o requirements/cuda.txt
+	$(COMPILE) --python-platform x86_64-manylinux_2_28 requirements/tensorrt-8.6.in -o requirements/tensorrt-8.6.txt
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
