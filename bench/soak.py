@@ -1,12 +1,16 @@
 """What a worker holds after hours of load and many changes of engines: memory, descriptors, shared memory, threads.
 
-    python bench/soak.py [--minutes 60] [--swaps 200] [--share 0.5] [--every 10]
+    python bench/soak.py [--minutes 60] [--swaps 200] [--share 0.5] [--every 10] [--out FILE]
 
 The load is the demo's: open loop, every answer checked, nothing retried. The swaps are spread evenly over the time, and
 each loads an engine, since the old one is not kept. A row is taken when no swap runs and the old host is gone. The
-first one counts after two swaps: what they make once (arena, caches, modules) stays. Printed is a table in Markdown;
-the exit code is 1 if a request failed, or if anything has grown that should not: descriptors, memory files, threads
-and processes not at all, memory by no more than 16 MiB and 5 %.
+first one counts after two swaps: what they make once (arena, caches, modules) stays. Printed, and written to a file row
+by row, is a table in Markdown; SIGTERM or Ctrl-C ends it with a verdict on what there is.
+
+The exit code is 1 if anything has grown that should not: descriptors, memory files, threads and processes not at all,
+memory by no more than 16 MiB and 5 %. Requests that failed are counted by kind, and latencies told, but not judged: on
+a busy machine (nice, chrt -i 0) they say what the scheduler gave, and a low `--rate` with a `--deadline` that allows
+for it leaves only failures that mean something.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ import argparse
 import contextlib
 import os
 import platform
+import signal
 import sys
 import tempfile
 import time
@@ -22,6 +27,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, timezone
 from pathlib import Path
+from typing import TextIO
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "bench" / "peers")]
@@ -34,7 +40,9 @@ from us import Artifacts, OurServer  # noqa: E402
 
 FIRST_SWAPS = 2
 QUIET_SECONDS = 5.0
-SETTLE_SECONDS = 30.0
+SETTLE_SECONDS = 120.0
+MOST_OVERTIME = 1.5  # of the minutes, where swaps take longer than was planned
+MOST_TROUBLES = 5
 SPARE_MIB, SPARE_SHARE = 16.0, 0.05
 HEAD = """\
 | minute | swaps | requests | failed | p50 ms | p99 ms | max ms | PSS MiB: all | front | host | gateway \
@@ -79,8 +87,12 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--swaps", type=int, default=200)
     parser.add_argument("--share", type=float, default=0.5, help="of the capacity")
+    parser.add_argument("--rate", type=float, default=0.0, help="requests a second, instead of a share")
+    parser.add_argument("--deadline", type=float, default=5.0, help="of a request, in seconds")
     parser.add_argument("--every", type=float, default=10.0, help="minutes between two rows")
+    parser.add_argument("--out", type=Path, default=ROOT / "bench" / "results" / f"soak-{date.today()}.md")
     given = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with tempfile.TemporaryDirectory() as folder:
         sys.exit(soak(Path(folder), given))
 
@@ -90,42 +102,92 @@ def soak(folder: Path, given: argparse.Namespace) -> int:
     model = make("magika", folder / "models")
     artifacts = Artifacts(folder / "artifacts")
     artifacts.get(model, 2)  # built before there is any load
-    server = OurServer(artifacts, Setup(model, "binary", 2, 5.0, folder))
+    server = OurServer(artifacts, Setup(model, "binary", 2, given.deadline, folder))
     server.start()
     try:
-        with swap.load(server, model, given.share, folder) as (port, rate):
+        with (
+            swap.load(server, model, given.share, folder, given.rate, given.deadline) as (port, rate),
+            given.out.open("w") as out,
+        ):
             command = " ".join(["python bench/soak.py", *sys.argv[1:]])
-            print(f"{date.today()}, {len(os.sched_getaffinity(0))} cores, Python {platform.python_version()}, Magika "
-                  f"FP32, {rate:.0f} requests/s, {given.share:.0%} of the capacity: `{command}`\n\n{HEAD}",
-                  flush=True)  # fmt: skip
-            return run(server, port, given)
+            run = Soak(server, port, given, out)
+            run.say(f"# What a worker holds after many swaps under load\n\n{date.today()}, "
+                    f"{len(os.sched_getaffinity(0))} cores, load average {os.getloadavg()[0]:.1f} before, Python "
+                    f"{platform.python_version()}, Magika FP32, {rate:.0f} requests/s: `{command}`\n\n"
+                    f"{HEAD}")  # fmt: skip
+            return run.go()
     finally:
         server.stop()
 
 
-def run(server: OurServer, port: int, given: argparse.Namespace) -> int:
-    time.sleep(QUIET_SECONDS)  # the first row has figures, too
-    begun, epoch = time.monotonic(), time.time() - QUIET_SECONDS
-    rows: list[Held] = []
-    since, failed = epoch, 0
-    for number in range(given.swaps + 1):
-        if number in (0, FIRST_SWAPS, given.swaps) or time.time() - since >= 60 * given.every:
-            until = time.time() - 1.0  # what was due before is answered by now
-            found = swap.summary(port, since, until)
-            since, failed = until, failed + found["failed"]
-            rows.append(settled(server))
-            print(f"| {(time.monotonic() - begun) / 60:.1f} | {number} | {found['sent']:,} | {found['failed']} | "
-                  f"{found['p50']} | {found['p99']} | {found['max']} | {rows[-1].cells()} |", flush=True)  # fmt: skip
-        if number < given.swaps:
-            server.change(1 + number % 2, 2 - number % 2, keep=False)
-            time.sleep(max(0.0, begun + (number + 1) * 60 * given.minutes / given.swaps - time.monotonic()))
-    took = time.monotonic() - begun
-    total = swap.summary(port, epoch, time.time() - 1.0)
-    grown = rows[-1].grown_since(rows[min(1, len(rows) - 1)])
-    print(f"\n{datetime.now(timezone.utc):%H:%M} UTC, after {took / 60:.1f} minutes and {given.swaps} swaps: "
-          f"{total['sent']:,} requests, {total['failed']} failed {total['failures'] or ''}\n"
-          f"{'Grown: ' + '; '.join(grown) if grown else 'Nothing has grown.'}")  # fmt: skip
-    return 1 if grown or total["failed"] else 0
+class Soak:
+    """What is said goes into the file at once: it is there however the run ends."""
+
+    def __init__(self, server: OurServer, port: int, given: argparse.Namespace, out: TextIO) -> None:
+        self._server, self._port, self._given, self._out = server, port, given, out
+        self._rows: list[Held] = []
+        self._troubles: list[str] = []
+        self._swaps, self._begun, self._epoch = 0, time.monotonic(), time.time()
+
+    def say(self, text: str) -> None:
+        for place in (sys.stdout, self._out):
+            print(text, file=place, flush=True)
+
+    def go(self) -> int:
+        """The exit code."""
+        ending = ""
+        try:
+            self._swap_and_look()
+        except KeyboardInterrupt:
+            ending = "Told to end. "
+        except (OSError, RuntimeError) as e:
+            ending = f"Broken off, {type(e).__name__}: {str(e)[:500]}. "
+        self._conclude(ending)
+        return 1 if ending.startswith("Broken") or self._grown() else 0
+
+    def _swap_and_look(self) -> None:
+        time.sleep(QUIET_SECONDS)  # the first row has figures, too
+        given, begun = self._given, self._begun
+        latest = begun + MOST_OVERTIME * 60 * given.minutes
+        since = self._epoch
+        while True:
+            last = self._swaps == given.swaps or time.monotonic() > latest
+            if last or self._swaps in (0, FIRST_SWAPS) or time.time() - since >= 60 * given.every:
+                since = self._row(since)
+            if last:
+                return
+            try:
+                self._server.change(1 + self._swaps % 2, 2 - self._swaps % 2, keep=False)
+            except RuntimeError as e:  # not in time: once more
+                self._troubles.append(str(e).splitlines()[0])
+                if len(self._troubles) > MOST_TROUBLES:
+                    raise
+                continue
+            self._swaps += 1
+            time.sleep(max(0.0, begun + self._swaps * 60 * given.minutes / given.swaps - time.monotonic()))
+
+    def _row(self, since: float) -> float:
+        """Returns until when its requests were due: what was due before is answered by now."""
+        until = time.time() - 1.0
+        found = swap.summary(self._port, since, until)
+        self._rows.append(settled(self._server))
+        self.say(f"| {(time.monotonic() - self._begun) / 60:.1f} | {self._swaps} | {found['sent']:,} | "
+                 f"{found['failed']} | {found['p50']} | {found['p99']} | {found['max']} | "
+                 f"{self._rows[-1].cells()} |")  # fmt: skip
+        return until
+
+    def _grown(self) -> list[str]:
+        return self._rows[-1].grown_since(self._rows[min(1, len(self._rows) - 1)]) if self._rows else []
+
+    def _conclude(self, ending: str) -> None:
+        grown, minutes = self._grown(), (time.monotonic() - self._begun) / 60
+        total = swap.summary(self._port, self._epoch, time.time() - 1.0)
+        wrong = f" {total['failures']}" if total["failed"] else ""
+        swaps = f", {len(self._troubles)} more not in time ({'; '.join(self._troubles)})" if self._troubles else ""
+        self.say(f"\n{datetime.now(timezone.utc):%H:%M} UTC. {ending}{minutes:.1f} minutes, {self._swaps} "
+                 f"swaps{swaps}, {total['sent']:,} requests, {total['failed']} failed{wrong}. Load average "
+                 f"{os.getloadavg()[0]:.1f} at the end.\n"
+                 f"{'Grown: ' + '; '.join(grown) if grown else 'Nothing has grown.'}")  # fmt: skip
 
 
 def settled(server: OurServer) -> Held:

@@ -66,16 +66,20 @@ def measure(folder: Path, swaps: int, share: float) -> None:
 
 
 @contextmanager
-def load(server: OurServer, model: BenchModel, share: float, folder: Path) -> Iterator[tuple[int, float]]:
-    """The demo's load on a server that starts: where its summaries are, and its rate, a `share` of the capacity."""
+def load(
+    server: OurServer, model: BenchModel, share: float, folder: Path, rate: float = 0.0, timeout: float = 5.0
+) -> Iterator[tuple[int, float]]:
+    """The demo's load on a server that starts: where its summaries are, and its `rate`, a `share` of the capacity if
+    none is given."""
     url = f"http://127.0.0.1:{server.port}"
     wait_for(f"{url}/v2/health/ready", "the worker was not ready in time")
     (folder / "request").write_bytes(request(model.sample))
     np.savez(folder / "requests.npz", bytes=model.sample, labels=np.array([int(np.argmax(model.expected[0]))]))
-    rate, port = share * capacity(server.port, folder / "request"), free_port()
+    rate, port = rate or share * capacity(server.port, folder / "request"), free_port()
     command = [sys.executable, str(ROOT / "examples/magika/load.py"), "--url", url, "--model", MODEL]
     command += ["--requests", str(folder / "requests.npz"), "--rate", f"{rate:.1f}", "--seconds", "86400"]
-    process = subprocess.Popen([*command, "--port", str(port)], stdout=subprocess.DEVNULL)
+    command += ["--timeout", f"{timeout:g}", "--port", str(port)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)  # Ctrl-C is not for it
     try:
         wait_for(f"http://127.0.0.1:{port}/healthz", "the load generator did not start")
         yield port, rate

@@ -8,9 +8,9 @@ for it (`Connection: close`), or closed it while it rested: the next one may lea
 balances connections. Its name is looked up once: a Service keeps its address, and this is no test of the DNS. Requests
 are Open Inference Protocol v2, binary, and one in ten JSON. Nothing is retried.
 
-A request has failed if it was not answered in 5 s, not with 200, not by a named revision, or with another class than
-the expected one; if no connection could be made; and if a connection broke while it waited. One JSON line a second
-tells how it goes. GET /summary?from=T&to=T (seconds since the epoch) sums up the requests due in that time,
+A request has failed if it was not answered in 5 s (--timeout), not with 200, not by a named revision, or with another
+class than the expected one; if no connection could be made; and if a connection broke while it waited. One JSON line a
+second tells how it goes. GET /summary?from=T&to=T (seconds since the epoch) sums up the requests due in that time,
 GET /failures lists the first 200 that failed.
 
 Standard library and numpy only: it and loadstats.py run as a pod in any image that has them.
@@ -188,8 +188,16 @@ def look_up(url: str) -> tuple[str, int]:
 class Load:
     """The traffic. `run` sends it, `statistics` tells of it."""
 
-    def __init__(self, url: str, asked: Sequence[Question], rate: float, connections: int) -> None:
+    def __init__(
+        self,
+        url: str,
+        asked: Sequence[Question],
+        rate: float,
+        connections: int,
+        timeout: float = TIMEOUT_SECONDS,
+    ) -> None:
         host, port = look_up(url)
+        self._timeout = timeout
         self.statistics = Statistics()
         self._asked = asked
         self._rate = rate
@@ -221,14 +229,14 @@ class Load:
         loop, revision, failure, detail = asyncio.get_running_loop(), "", "", ""
         self.statistics.sent(due_epoch)
         try:
-            revision = await asyncio.wait_for(self._attempt(request, label, used), due + TIMEOUT_SECONDS - loop.time())
+            revision = await asyncio.wait_for(self._attempt(request, label, used), due + self._timeout - loop.time())
         except Failure as e:
             failure, detail = e.args
         except asyncio.IncompleteReadError as e:
             failure, detail = "reset", f"the connection ended after {len(e.partial)} bytes of the answer"
         except (TimeoutError, asyncio.TimeoutError):
             doing = used[0].doing if used else "waiting for a free connection"
-            failure, detail = "timeout", f"still {doing} after {TIMEOUT_SECONDS:g} s"
+            failure, detail = "timeout", f"still {doing} after {self._timeout:g} s"
         except ConnectionRefusedError as e:
             failure, detail = "refused", str(e)
         except (OSError, asyncio.LimitOverrunError) as e:
@@ -256,7 +264,7 @@ async def tell(statistics: Statistics) -> None:
 async def main(arguments: argparse.Namespace) -> None:
     with np.load(arguments.requests) as archive:
         asked = questions(archive["bytes"], archive["labels"].tolist(), arguments.url, arguments.model)
-    load = Load(arguments.url, asked, arguments.rate, arguments.connections)
+    load = Load(arguments.url, asked, arguments.rate, arguments.connections, arguments.timeout)
     server = await serve(load.statistics, arguments.port)
     teller = asyncio.create_task(tell(load.statistics))
     await load.run(arguments.seconds)
@@ -275,6 +283,7 @@ if __name__ == "__main__":
     parser.add_argument("--rate", type=float, default=40, help="requests a second")
     parser.add_argument("--connections", type=int, default=16)
     parser.add_argument("--seconds", type=float, default=600, help="how long")
+    parser.add_argument("--timeout", type=float, default=TIMEOUT_SECONDS, help="seconds until a request has failed")
     parser.add_argument("--port", type=int, default=9090, help="where summaries are served")
     parser.add_argument("--linger", type=float, default=0, help="seconds to serve summaries after the last request")
     asyncio.run(main(parser.parse_args()))
