@@ -274,6 +274,7 @@ async def _worker(pod: Json, workers: Workers) -> ObservedWorker:
         message=message,
         node=str((pod.get("spec") or {}).get("nodeName") or ""),
         running=running,
+        platform=labels.get(manifests.LABEL_PLATFORM, ""),
     )
 
 
@@ -289,15 +290,18 @@ def _workload(deployment: Json) -> ObservedWorkload:
     failure = _condition(status, "ReplicaFailure") or {}
     spec = deployment.get("spec") or {}
     containers: Sequence[Json] = ((spec.get("template") or {}).get("spec") or {}).get("containers") or ({},)
+    platform, image = labels.get(manifests.LABEL_PLATFORM, ""), str(containers[0].get("image") or "")
+    settings = str((meta.get("annotations") or {}).get(manifests.ANNOTATION_POD, ""))
     return ObservedWorkload(
         name=meta["name"],
         target=labels.get(manifests.LABEL_TARGET, ""),
-        platform=labels.get(manifests.LABEL_PLATFORM, ""),
+        platform=platform,
         replicas=int(spec.get("replicas") or 0),
         fingerprint=_fingerprint(deployment),
-        image=str(containers[0].get("image") or ""),
+        image=image,
         trouble=str(failure.get("reason") or ""),
         message=_short(str(failure.get("message") or "")),
+        pod=manifests.pod_settings(platform, image, settings),
     )
 
 

@@ -128,7 +128,7 @@ def _pod(spec: Spec, create: CreateJob, policy: JobPolicy, container: Manifest) 
     if building:
         selector = {**pods.node_selector(create.target), **selector}
     return {
-        **pods.pod_base(spec),
+        **pods.pod_base(spec.serving.pod),
         "restartPolicy": "Never",
         "containers": [container],
         "volumes": [volume for volume, _ in pods.shared_volumes(spec)],

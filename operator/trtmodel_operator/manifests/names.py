@@ -26,12 +26,24 @@ ANNOTATION_FINGERPRINT = "trtmodel.io/fingerprint"
 ENV_MODEL_UID = "TRTMODEL_MODEL_UID"  # tells a worker's pod from one of a deleted namesake
 GPU_RESOURCE = "nvidia.com/gpu"
 GPU_PRODUCT_LABEL = "nvidia.com/gpu.product"
+ANNOTATION_POD = "trtmodel.io/pod-settings"  # of a worker Deployment: spec.serving.pod as it was made of
 PLATFORM_HASH = 8
+NO_SETTINGS = "{}"
 
 
 def platform(image: str, pod: Mapping[str, object]) -> Platform:
     """Image as it is written, and pod settings: what makes workers of one kind."""
-    return Platform(image, short_hash(image, canonical(encode(pod)).decode(), length=PLATFORM_HASH))
+    settings = canonical(encode(pod)).decode()
+    return Platform(image, short_hash(image, settings, length=PLATFORM_HASH), settings)
+
+
+def pod_settings(hash_: str, image: str, annotation: str) -> str:
+    """The settings that a worker Deployment was made of, by its annotation; '' if nothing tells. (Without any there is
+    no annotation, and the hash proves it.)"""
+    for text in (annotation, NO_SETTINGS):
+        if text and short_hash(image, text, length=PLATFORM_HASH) == hash_:
+            return text
+    return ""
 
 
 def workload_name(model: ModelRef, target: str, hash_: str) -> str:

@@ -19,7 +19,7 @@ CACHE_DIR = "/var/cache/trtmodel"
 USER = 10001
 
 
-def pod_base(spec: Spec) -> Manifest:
+def pod_base(settings: Mapping[str, object]) -> Manifest:
     """What workers and Jobs have in common: identity, image access, and no privilege at all."""
     return {
         "automountServiceAccountToken": False,
@@ -32,8 +32,8 @@ def pod_base(spec: Spec) -> Manifest:
             "seccompProfile": {"type": "RuntimeDefault"},
         },
         **filled(
-            serviceAccountName=spec.serving.pod.get("serviceAccountName"),
-            imagePullSecrets=spec.serving.pod.get("imagePullSecrets"),
+            serviceAccountName=settings.get("serviceAccountName"),
+            imagePullSecrets=settings.get("imagePullSecrets"),
         ),
     }
 

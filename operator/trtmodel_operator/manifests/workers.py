@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 
 from trtmodel_contract.control import CONTROL_PORT, GRPC_PORT, HTTP_PORT, METRICS_PORT
 from trtmodel_contract.identity import ModelRef
@@ -11,18 +12,20 @@ from trtmodel_contract.jobs import CREDENTIALS_DIR_ENV
 from trtmodel_operator.manifests import pods
 from trtmodel_operator.manifests.names import (
     ANNOTATION_FINGERPRINT,
+    ANNOTATION_POD,
     ENV_MODEL_UID,
     LABEL_MODEL,
     LABEL_PLATFORM,
     LABEL_ROLE,
     LABEL_TARGET,
+    NO_SETTINGS,
     ROLE_WORKER,
     keys_name,
     metadata,
     service_name,
 )
 from trtmodel_operator.manifests.pods import CACHE_DIR, CREDENTIALS_DIR, Manifest
-from trtmodel_operator.model import ApplyWorkload, Spec
+from trtmodel_operator.model import ApplyWorkload, Platform, Spec
 
 POINTER_DIR = "/etc/trtmodel/pointer"
 KEYS_DIR = "/etc/trtmodel/keys"
@@ -46,6 +49,7 @@ def worker_deployment(model: ModelRef, spec: Spec, apply: ApplyWorkload) -> Mani
         LABEL_TARGET: apply.target.name,
         LABEL_PLATFORM: apply.platform.hash,
     }
+    settings = _settings(spec, apply.platform)
     manifest: Manifest = {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
@@ -58,19 +62,31 @@ def worker_deployment(model: ModelRef, spec: Spec, apply: ApplyWorkload) -> Mani
             "selector": {"matchLabels": chosen},
             "template": {
                 "metadata": {
-                    "labels": {**pods.strings(spec.serving.pod.get("labels")), **chosen},
-                    **pods.filled(annotations=pods.strings(spec.serving.pod.get("annotations"))),
+                    "labels": {**pods.strings(settings.get("labels")), **chosen},
+                    **pods.filled(annotations=pods.strings(settings.get("annotations"))),
                 },
-                "spec": _worker_pod(model, spec, apply),
+                "spec": _worker_pod(model, spec, apply, settings),
             },
         },
     }
-    manifest["metadata"]["annotations"] = {ANNOTATION_FINGERPRINT: pods.fingerprint(manifest)}
+    kept = apply.platform.pod if apply.platform.pod != NO_SETTINGS else ""
+    manifest["metadata"]["annotations"] = pods.filled(**{ANNOTATION_POD: kept})
+    manifest["metadata"]["annotations"][ANNOTATION_FINGERPRINT] = pods.fingerprint(manifest)
     manifest["spec"]["replicas"] = apply.replicas
     return manifest
 
 
-def _worker_pod(model: ModelRef, spec: Spec, apply: ApplyWorkload) -> Manifest:
+def _settings(spec: Spec, platform: Platform) -> Mapping[str, object]:
+    """What the platform's pods are made of, whatever the spec says by now. Total: from a memory that another hand has
+    damaged they are the spec's."""
+    try:
+        found = json.loads(platform.pod or "null")
+    except ValueError:
+        found = None
+    return found if isinstance(found, Mapping) else spec.serving.pod
+
+
+def _worker_pod(model: ModelRef, spec: Spec, apply: ApplyWorkload, settings: Mapping[str, object]) -> Manifest:
     volumes = [
         *pods.shared_volumes(spec),
         ({"name": "dev-shm", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}}, {"mountPath": "/dev/shm"}),  # noqa: S108
@@ -84,7 +100,7 @@ def _worker_pod(model: ModelRef, spec: Spec, apply: ApplyWorkload) -> Manifest:
         "image": apply.platform.image,
         "imagePullPolicy": "IfNotPresent",
         "args": ["serve"],
-        "env": [*_worker_env(model, spec), *_extra_env(spec)],
+        "env": [*_worker_env(model, spec), *_extra_env(settings)],
         "ports": [
             {"name": "http", "containerPort": HTTP_PORT, "protocol": "TCP"},
             {"name": "grpc", "containerPort": GRPC_PORT, "protocol": "TCP"},
@@ -92,23 +108,23 @@ def _worker_pod(model: ModelRef, spec: Spec, apply: ApplyWorkload) -> Manifest:
             {"name": "metrics", "containerPort": METRICS_PORT, "protocol": "TCP"},
         ],
         # Half an hour for the first engine: liveness must not kill a worker that still loads.
-        "startupProbe": {**ready, "periodSeconds": 2, "failureThreshold": 900},
+        "startupProbe": {**ready, "periodSeconds": 1, "failureThreshold": 1800},
         "readinessProbe": {**ready, "periodSeconds": 2, "failureThreshold": 2},
         "livenessProbe": {**live, "periodSeconds": 10, "failureThreshold": 3},
-        "resources": pods.resources(RESOURCES, spec.serving.pod.get("resources"), apply.target.gpus),
+        "resources": pods.resources(RESOURCES, settings.get("resources"), apply.target.gpus),
         "securityContext": pods.container_security(),
         "volumeMounts": pods.mounts(volumes),
     }
     return {
-        **pods.pod_base(spec),
+        **pods.pod_base(settings),
         "terminationGracePeriodSeconds": 60,
         "containers": [container],
         "volumes": [volume for volume, _ in volumes],
         **pods.filled(
             nodeSelector=pods.node_selector(apply.target),
             tolerations=list(apply.target.tolerations),
-            affinity=spec.serving.pod.get("affinity"),
-            priorityClassName=spec.serving.pod.get("priorityClassName"),
+            affinity=settings.get("affinity"),
+            priorityClassName=settings.get("priorityClassName"),
         ),
     }
 
@@ -198,6 +214,6 @@ def pod_disruption_budget(model: ModelRef, spec: Spec) -> Manifest | None:
     }
 
 
-def _extra_env(spec: Spec) -> list[Manifest]:
-    extra = spec.serving.pod.get("env")
+def _extra_env(settings: Mapping[str, object]) -> list[Manifest]:
+    extra = settings.get("env")
     return [dict(e) for e in extra] if isinstance(extra, Sequence) and not isinstance(extra, str) else []

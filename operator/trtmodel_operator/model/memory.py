@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from trtmodel_contract.codec import LATER
 from trtmodel_contract.jobs import FoundArtifact
 
 from trtmodel_operator.model.checks import Check
@@ -48,12 +49,14 @@ class Resolved:
 @dataclass(frozen=True)
 class Built:
     """An engine that exists in the bucket, with its gate figures. Judged anew with today's thresholds. `gate` is the
-    hash of the data set, task and number of samples that the figures were measured with."""
+    hash of the data set, task and number of samples that the figures were measured with; `image` that of the Job that
+    brought it, '' where resolve found it."""
 
     revision: str
     target: str
     artifact: FoundArtifact
     gate: str
+    image: str = field(default="", metadata=LATER)
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,17 @@ class Failure:
     job: str
     reason: str
     message: str
+
+
+@dataclass(frozen=True)
+class Platform:
+    """Image and pod settings of the workers; `hash` names their Deployment. `pod` is the settings as canonical JSON, so
+    that workers which stay are never made of what the spec says by now; '' in a status that is older than this field:
+    then they are the spec's."""
+
+    image: str
+    hash: str
+    pod: str = field(default="", metadata=LATER)
 
 
 @dataclass(frozen=True)
@@ -84,6 +98,8 @@ class StepMemory:
     began anew. `synthetic`: too few requests came, and workers run golden samples.
     `weight` and `shadow` are what the last step that was opened gave the candidate. `resumed`: a person lifted this
     step's pause; `approved`: a person promoted it. `back`: no trial, but a person's way back to it.
+    `platform` is what is on trial instead of an engine: the candidate is then named by its hash and has stable's
+    engines. `tight`: another worker has no room, so that one of the others leaves first.
     """
 
     index: int
@@ -110,24 +126,18 @@ class StepMemory:
     resumed: bool = False
     approved: bool = False
     back: bool = False
+    platform: Platform | None = field(default=None, metadata=LATER)
+    tight: bool = field(default=False, metadata=LATER)
 
 
 @dataclass(frozen=True)
 class Rejected:
-    """A revision that is not tried again until the spec, or `key` (hash of verify and analysis), changes."""
+    """A revision, or a platform by its hash, that is not tried again until the spec, or `key` (hash of verify and analysis), changes."""
 
     revision: str
     key: str
     reason: str
     message: str
-
-
-@dataclass(frozen=True)
-class Platform:
-    """Image and pod settings of the workers; `hash` names their Deployment."""
-
-    image: str
-    hash: str
 
 
 @dataclass(frozen=True)
@@ -154,7 +164,9 @@ class Memory:
     `resolve_counter` the refreshes, `source_changes` the sources that changed under a build without one succeeding.
     `waiting` is what the progress deadline counts for (another word starts the clock again), `waited` the observed
     seconds of it, `waited_at` when it was last looked at. `command` is the text of the last one taken, `paused`
-    that of the one that paused, '' if none did.
+    that of the one that paused, '' if none did. `platform` is what workers are made of until another one is promoted.
+    `default_image` is what an empty spec.serving.image means for this model: the operator's setting of when its
+    platform was chosen, so that an upgrade of the operator changes no worker.
     """
 
     sequence: int = 0
@@ -179,3 +191,4 @@ class Memory:
     waited_at: float = 0.0
     history: tuple[HistoryEntry, ...] = ()
     paused: str = ""
+    default_image: str = field(default="", metadata=LATER)

@@ -52,7 +52,8 @@ class ObservedJob:
 class ObservedWorker:
     """A worker pod that has not ended (an evicted one is no worker). `report` is None if it could not be asked; then
     `silence` says why: it is unknown, not healthy. `restarted_at` is when a container of it that died ended
-    (lastState.terminated.finishedAt); `trouble` as for jobs; `running`: a container of it runs."""
+    (lastState.terminated.finishedAt); `trouble` as for jobs; `running`: a container of it runs.
+    `platform` is the hash of what it was made of."""
 
     pod: str
     uid: str
@@ -67,12 +68,13 @@ class ObservedWorker:
     message: str = ""
     node: str = ""
     running: bool = True
+    platform: str = ""
 
 
 @dataclass(frozen=True)
 class ObservedWorkload:
     """A worker Deployment. `fingerprint` is the hash that we left in an annotation when we applied it: another one
-    means that it must be applied again. `image` is that of its pods."""
+    means that it must be applied again. `image` is that of its pods, `pod` their settings as JSON (see Platform; '' where nothing tells)."""
 
     name: str
     target: str
@@ -82,6 +84,7 @@ class ObservedWorkload:
     image: str = ""
     trouble: str = ""
     message: str = ""
+    pod: str = ""
 
 
 @dataclass(frozen=True)
