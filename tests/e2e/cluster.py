@@ -65,6 +65,11 @@ class Cluster:
         answer = self._ask(method, path, body, query)
         return json.loads(answer)
 
+    def merge(self, path: str, body: Json) -> Json:
+        """The object as a merge patch leaves it. Raises Refused."""
+        found: Json = json.loads(self._ask("PATCH", path, body, {}, "application/merge-patch+json"))
+        return found
+
     def text(self, path: str, **query: str) -> str:
         return self._ask("GET", path, None, query).decode(errors="replace")
 
@@ -73,9 +78,11 @@ class Cluster:
         found: list[Json] = self.request("GET", path, **query)["items"]
         return found
 
-    def _ask(self, method: str, path: str, body: Any, query: Mapping[str, str]) -> bytes:
+    def _ask(
+        self, method: str, path: str, body: Any, query: Mapping[str, str], content: str = "application/json"
+    ) -> bytes:
         url = f"{path}?{urlencode(query)}" if query else path
-        headers = {"Accept": "application/json", "Content-Type": "application/json"}
+        headers = {"Accept": "application/json", "Content-Type": content}
         call = self._client.param_serialize(
             method, url, header_params=headers, body=body, auth_settings=["BearerToken"]
         )

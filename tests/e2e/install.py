@@ -34,19 +34,22 @@ def build_images() -> Images:
 
 
 class Operator:
-    """One release of the chart, which looks after `namespaces` and no others."""
+    """One release of the chart, in the namespace `system`, which looks after `namespaces` and no others."""
 
-    def __init__(self, cluster: Cluster, images: Images, namespaces: Sequence[str]) -> None:
+    def __init__(
+        self, cluster: Cluster, images: Images, namespaces: Sequence[str], system: str = SYSTEM, release: str = RELEASE
+    ) -> None:
         self._cluster = cluster
         self._images = images
         self._namespaces = tuple(namespaces)
+        self._system, self._release = system, release
 
     def install(self, replicas: int = 1) -> None:
         """Also changes the number of replicas. helm never changes a definition that is there: it is applied first."""
         repository, tag = self._images.operator.rsplit(":", 1)
         self._cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", CHART / "files" / "trtmodel.yaml")
         self._helm(
-            "upgrade", "--install", RELEASE, str(CHART), "--set", "crds.install=false", "--wait", "--timeout", "2m",
+            "upgrade", "--install", self._release, str(CHART), "--wait", "--timeout", "2m", "--set", "crds.install=false",
             "--set-string", f"image.repository={repository},image.tag={tag},worker.image={self._images.worker}",
             "--set", f"analysis.allowedAddresses={{{OUTSIDE}}}",
             "--set", f"watchNamespaces={{{','.join(self._namespaces)}}},rbac.aggregate=false,replicas={replicas}",
@@ -56,29 +59,30 @@ class Operator:
         """No operator: its Deployment has no replicas, and its pod is gone."""
         self.install(replicas=0)
         self._cluster.kubectl(
-            "wait", "pod", "-n", SYSTEM, "-l", f"app.kubernetes.io/instance={RELEASE}", "--for=delete",
+            "wait", "pod", "-n", self._system, "-l", f"app.kubernetes.io/instance={self._release}", "--for=delete",
             "--timeout=60s", seconds=70,
         )  # fmt: skip
 
     def pods(self) -> list[str]:
-        found = self._cluster.items(f"/api/v1/namespaces/{SYSTEM}/pods", f"app.kubernetes.io/instance={RELEASE}")
+        selector = f"app.kubernetes.io/instance={self._release}"
+        found = self._cluster.items(f"/api/v1/namespaces/{self._system}/pods", selector)
         return [p["metadata"]["name"] for p in found if "deletionTimestamp" not in p["metadata"]]
 
     def kill(self) -> None:
         """Its pod is deleted at once, as when a node dies; the Deployment makes another."""
         for pod in self.pods():
-            self._cluster.kubectl("delete", "pod", "-n", SYSTEM, pod, "--grace-period=0", "--force")
+            self._cluster.kubectl("delete", "pod", "-n", self._system, pod, "--grace-period=0", "--force")
 
     def _helm(self, *arguments: str) -> None:
         done = subprocess.run(
-            [self._cluster.environment["HELM"], *arguments, "--namespace", SYSTEM],
+            [self._cluster.environment["HELM"], *arguments, "--namespace", self._system],
             capture_output=True, text=True, timeout=HELM_SECONDS, check=False, env=self._cluster.environment,
         )  # fmt: skip
         assert done.returncode == 0, f"helm {arguments[0]}: {done.stderr}\n{self._trouble()}"
 
     def _trouble(self) -> str:
-        pods = self._cluster.kubectl("get", "pods", "-n", SYSTEM, "-o", "wide")
+        pods = self._cluster.kubectl("get", "pods", "-n", self._system, "-o", "wide")
         log = self._cluster.kubectl(
-            "logs", "-n", SYSTEM, f"deployment/{RELEASE}", "--tail=30", "--ignore-errors", seconds=70
+            "logs", "-n", self._system, f"deployment/{self._release}", "--tail=30", "--ignore-errors", seconds=70
         )
         return f"{pods}\n{log}"

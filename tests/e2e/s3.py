@@ -33,6 +33,11 @@ class Store:
     def put(self, bucket: str, key: str, file: Path) -> None:
         self._s3.upload_file(str(file), bucket, key)
 
+    def get(self, bucket: str, key: str) -> tuple[bytes, float]:
+        """Its bytes, and when it was written, in seconds since the epoch."""
+        found = self._s3.get_object(Bucket=bucket, Key=key)
+        return found["Body"].read(), found["LastModified"].timestamp()
+
     def keys(self, bucket: str, prefix: str) -> list[str]:
         pages = self._s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
         return [found["Key"] for page in pages for found in page.get("Contents", ())]

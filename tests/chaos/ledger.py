@@ -1,0 +1,85 @@
+"""What chaos itself did, and what must be forgiven for it: nothing else is. Also the story as it is told. Thread-safe.
+
+Times are seconds since the epoch.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass
+
+# Declared limits. A request has LIFETIME seconds and may try again, as clients do that meet a dead server; then it must
+# have its answer, always. That its first try fails is allowed in these times after an action, and never otherwise.
+BROKEN_SECONDS = 20.0  # after a worker or its host was killed: until its address is out of the Service
+THAW_SECONDS = 45.0  # after a worker stood still
+GRACE_SECONDS = 90.0  # a worker that chaos hit may be missing for so long
+BLIND_SECONDS = 30.0  # after kubelet or API server came back: until what the API tells of pods is true again
+MOST_TOLD = 20  # violations of one kind in the story; the rest is counted
+
+
+@dataclass(frozen=True)
+class Span:
+    begin: float
+    end: float
+    model: str = ""  # "" for all
+    subject: str = ""
+
+    def covers(self, model: str, at: float) -> bool:
+        return self.model in ("", model) and self.begin <= at <= self.end
+
+
+class Ledger:
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._began = time.time()
+        self._excused: list[Span] = []
+        self._hit: list[Span] = []
+        self._blind: list[Span] = []
+        self.broken: Counter[str] = Counter()
+        self.first: dict[str, str] = {}  # of each kind of violation, the first
+
+    # -------------------------------------------------------------------------------------------------- the story
+
+    def tell(self, what: str, text: str = "") -> None:
+        with self._lock:
+            print(f"{time.time() - self._began:7.1f} s  {what:<16} {text}", flush=True)
+
+    def violation(self, invariant: str, text: str) -> None:
+        with self._lock:
+            self.broken[invariant] += 1
+            self.first.setdefault(invariant, f"{time.time() - self._began:.1f} s: {text}")
+            told = self.broken[invariant] <= MOST_TOLD
+        if told:
+            self.tell("!! BROKEN", f"{invariant}: {text}")
+
+    # ----------------------------------------------------------------------------------------------- what is forgiven
+
+    def excuse(self, model: str, seconds: float) -> None:
+        """First tries of requests to this model may fail from now on."""
+        with self._lock:
+            self._excused.append(Span(time.time() - 1, time.time() + seconds, model))
+
+    def hit(self, model: str, uid: str, seconds: float = GRACE_SECONDS) -> None:
+        """This worker may be missing."""
+        with self._lock:
+            self._hit.append(Span(time.time() - 1, time.time() + seconds, model, uid))
+
+    def blind(self, seconds: float) -> None:
+        """What the API tells of pods is no evidence."""
+        with self._lock:
+            self._blind.append(Span(time.time(), time.time() + seconds + BLIND_SECONDS))
+
+    def excused(self, model: str, at: float) -> bool:
+        with self._lock:
+            return any(span.covers(model, at) for span in self._excused)
+
+    def missing(self, model: str, at: float) -> set[str]:
+        """The workers of the model that chaos hit lately."""
+        with self._lock:
+            return {span.subject for span in self._hit if span.covers(model, at)}
+
+    def sees(self, at: float) -> bool:
+        with self._lock:
+            return not any(span.covers("", at) for span in self._blind)

@@ -1,0 +1,164 @@
+"""The machine below the cluster: its components, the processes in containers, and the packets between pods.
+
+Only what the cluster's recipe started is touched: a component by its record of pid, binary and start time; a process in
+a container by a descriptor that is opened first and then checked to be of that container.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "cluster"))
+
+from localcluster import binaries, controlplane, node, settings
+from localcluster.processes import Components
+
+COMMENT = "trtmodel-chaos"
+DEAD_SECONDS = 15.0
+CALL_SECONDS = 20.0
+
+
+class Machine:
+    """Raises SystemExit where the cluster is none of this machine's own processes."""
+
+    def __init__(self) -> None:
+        self._settings = settings.from_environment()
+        if self._settings.mode:
+            raise SystemExit("chaos kills processes of this machine: it needs the local cluster (leave CLUSTER empty)")
+        self._components = Components(self._settings.run)
+        self._built = binaries.located(self._settings)
+        self._frozen: list[tuple[int, int]] = []  # pid, descriptor
+        self.pod_logs = self._settings.run / "podlogs"
+        self.kept_logs = self._settings.run / "chaos-logs"  # on the same file system: they are links
+
+    # ------------------------------------------------------------------------------------------------ components
+
+    def kill_component(self, name: str) -> int:
+        """SIGKILL; returns its pid when it is gone, 0 if it did not run."""
+        known = self._components.identity(name)
+        if known is None or not known.alive():
+            return 0
+        os.kill(known.pid, signal.SIGKILL)
+        deadline = time.monotonic() + DEAD_SECONDS
+        while known.alive() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return known.pid
+
+    def start_components(self) -> None:
+        """Those that do not run, as `cluster up` would; does not wait for them."""
+        controlplane.start_storage(self._settings, self._components, self._built)
+        controlplane.start_controllers(self._settings, self._components, self._built)
+        node.start(self._settings, self._components, self._built)
+
+    # ------------------------------------------------------------------------------------------------- processes
+
+    def signal_in(self, container: str, number: int, words: str = "") -> int:
+        """Sends a signal to the first process of a container, or to one whose command line has these words. Returns its
+        pid; 0 if there is none."""
+        for pid in _processes(container):
+            if words not in _command(pid) if words else not _is_first(pid):
+                continue
+            with contextlib.suppress(OSError):
+                descriptor = os.pidfd_open(pid)
+                if not _lies_in(pid, container):  # its number was used again
+                    os.close(descriptor)
+                    continue
+                signal.pidfd_send_signal(descriptor, number)
+                if number == signal.SIGSTOP:
+                    self._frozen.append((pid, descriptor))
+                else:
+                    os.close(descriptor)
+                return pid
+        return 0
+
+    def thaw(self, pid: int) -> bool:
+        """False if it has ended meanwhile."""
+        for entry in [e for e in self._frozen if e[0] == pid]:
+            self._frozen.remove(entry)
+            try:
+                signal.pidfd_send_signal(entry[1], signal.SIGCONT)
+            except ProcessLookupError:
+                return False
+            finally:
+                os.close(entry[1])
+        return True
+
+    # --------------------------------------------------------------------------------------------------- packets
+
+    def cut(self, one: str, other: str = "") -> None:
+        """No packet between these addresses, or between one and everybody, goes on."""
+        for rule in _rules(one, other):
+            _iptables("-I", "FORWARD", "1", *rule)
+
+    def mend(self, one: str, other: str = "") -> None:
+        for rule in _rules(one, other):
+            with contextlib.suppress(subprocess.CalledProcessError):
+                _iptables("-D", "FORWARD", *rule)
+
+    def heal(self) -> None:
+        """Everything runs and reaches everything again; also after a run that was killed in the middle."""
+        for line in _iptables("-S", "FORWARD").splitlines():
+            if COMMENT in line.split():
+                _iptables("-D", *line.split()[1:])
+        for pid, _ in list(self._frozen):
+            self.thaw(pid)
+        self.start_components()
+
+    # ------------------------------------------------------------------------------------------------------ logs
+
+    def keep_logs(self, namespaces: tuple[str, ...]) -> None:
+        """Links to the logs of all pods, since the kubelet deletes them with the pods."""
+        for namespace in namespaces:
+            for file in self.pod_logs.glob(f"{namespace}_*/*/*.log"):
+                link = self.kept_logs / file.relative_to(self.pod_logs)
+                if not link.exists():
+                    link.parent.mkdir(parents=True, exist_ok=True)
+                    with contextlib.suppress(OSError):
+                        link.hardlink_to(file)
+
+
+def _rules(one: str, other: str) -> list[list[str]]:
+    tail = ["-m", "comment", "--comment", COMMENT, "-j", "DROP"]
+    if not other:
+        return [["-d", one, *tail], ["-s", one, *tail]]
+    return [["-s", one, "-d", other, *tail], ["-s", other, "-d", one, *tail]]
+
+
+def _iptables(*arguments: str) -> str:
+    command = ["iptables", "-w", *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=CALL_SECONDS).stdout
+
+
+def _processes(container: str) -> list[int]:
+    numbers = [int(p.name) for p in Path("/proc").glob("[0-9]*")]
+    return sorted(pid for pid in numbers if _lies_in(pid, container))
+
+
+def _lies_in(pid: int, container: str) -> bool:
+    try:
+        return container in Path(f"/proc/{pid}/cgroup").read_text()
+    except OSError:
+        return False
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def _is_first(pid: int) -> bool:
+    """Whether it is process 1 of its container."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return False
+    numbers = next((line.split()[1:] for line in lines if line.startswith("NSpid:")), [])
+    return len(numbers) > 1 and numbers[-1] == "1"
