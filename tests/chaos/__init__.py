@@ -1,1 +1,1 @@
-"""Chaos on the real cluster: what is killed, cut and changed comes from a seed; what must hold is checked throughout."""
+"""Chaos on the real cluster: a seed says what is killed, cut and changed; what must hold is checked throughout."""

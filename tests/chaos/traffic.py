@@ -1,8 +1,8 @@
 """Steady, checked requests to the Services of all models, from outside the cluster's pods: it goes on whatever is gone.
 
 Open loop. A request has LIFETIME seconds in all; a try has TRY_SECONDS. What a client may try again is tried again, on
-a new connection, which the Service may lead to another worker: a connection that could not be made or broke, no answer in
-time, and 503. Every second request uses a new connection from the begin, so that new workers get their share.
+a new connection, which may lead to another worker: a connection that could not be made or broke, no answer in time, and
+503. Every second request uses a new connection from the begin, so that new workers get their share.
 """
 
 from __future__ import annotations

@@ -49,9 +49,9 @@ class Operator:
         repository, tag = self._images.operator.rsplit(":", 1)
         self._cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", CHART / "files" / "trtmodel.yaml")
         self._helm(
-            "upgrade", "--install", self._release, str(CHART), "--wait", "--timeout", "2m", "--set", "crds.install=false",
+            "upgrade", "--install", self._release, str(CHART), "--wait", "--timeout", "2m",
             "--set-string", f"image.repository={repository},image.tag={tag},worker.image={self._images.worker}",
-            "--set", f"analysis.allowedAddresses={{{OUTSIDE}}}",
+            "--set", "crds.install=false", "--set", f"analysis.allowedAddresses={{{OUTSIDE}}}",
             "--set", f"watchNamespaces={{{','.join(self._namespaces)}}},rbac.aggregate=false,replicas={replicas}",
         )  # fmt: skip
 
