@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import datetime
+import json
 import os
 import signal
 import subprocess
@@ -20,6 +22,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 from hollow.client import Kube, Refused  # noqa: E402
 from hollow.operators import NAMESPACE, OperatorProcess, total  # noqa: E402
 from hollow.plane import ControlPlane  # noqa: E402
+from seed import SECRET, TEMPLATE, Etcd, Template  # noqa: E402
 
 Json = dict[str, Any]
 
@@ -44,12 +47,66 @@ def usage(pid: int) -> Usage:
     return Usage((int(fields[11]) + int(fields[12])) / TICKS, resident, peak)
 
 
-class Stand:
-    """Use as an async context manager. `workers` is the number of workers of each TRTModel."""
+AUDIT_POLICY = """
+apiVersion: audit.k8s.io/v1
+kind: Policy
+omitStages: [RequestReceived]
+rules:
+- level: Metadata
+  verbs: [create, update, patch]
+  resources:
+  - {group: trtmodel.io, resources: [trtmodels, trtmodels/status]}
+  - {group: batch, resources: [jobs]}
+- level: None
+"""
 
-    def __init__(self, folder: Path, models: int, workers: int, environment: Mapping[str, str]) -> None:
-        self.folder, self.count, self.workers = folder, models, workers
-        self.plane = ControlPlane(folder / "plane")
+
+class Audit:
+    """When the API server was asked to write what, by its own clock: neither the time that it takes itself for a write
+    nor this process's is in what lies between two of these."""
+
+    def __init__(self, file: Path) -> None:
+        self._file, self._policy = file, file.with_suffix(".yaml")
+        self._policy.write_text(AUDIT_POLICY)
+
+    def options(self) -> tuple[str, ...]:
+        return "--audit-policy-file", str(self._policy), "--audit-log-path", str(self._file)
+
+    def reactions(self, since: float) -> dict[tuple[str, str], float]:
+        """Of each TRTModel whose spec was written since: seconds from the answer to that to the operator's first
+        request to write its status or a Job of it."""
+        written: dict[tuple[str, str], float] = {}
+        found: dict[tuple[str, str], float] = {}
+        for event in sorted(self._events(), key=lambda e: str(e["requestReceivedTimestamp"])):
+            about, who = event["objectRef"], event["user"]["username"]
+            key = about["namespace"], str(about.get("name", "")).partition("-resolve-")[0]
+            if who != "operator" and (about["resource"], about.get("subresource")) == ("trtmodels", None):
+                at = _seconds(event["stageTimestamp"])
+                if at >= since:
+                    written[key] = at
+                    found.pop(key, None)
+            elif who == "operator" and key in written:
+                found.setdefault(key, max(0.0, _seconds(event["requestReceivedTimestamp"]) - written[key]))
+        return found
+
+    def _events(self) -> list[Json]:
+        return [json.loads(line) for line in self._file.read_text().splitlines() if line.endswith("}")]
+
+
+def _seconds(text: str) -> float:
+    return datetime.datetime.fromisoformat(text).timestamp()
+
+
+class Stand:
+    """Use as an async context manager. `workers` is the number of workers of each TRTModel. `seeded`: all of them serve
+    when it begins."""
+
+    def __init__(
+        self, folder: Path, models: int, workers: int, environment: Mapping[str, str], *, seeded: bool
+    ) -> None:
+        self.folder, self.count, self.workers, self._seeded = folder, models, workers, seeded
+        self.audit = Audit(folder / "audit.log")
+        self.plane = ControlPlane(folder / "plane", *self.audit.options())
         self._environment = dict(environment)
         self._stack = contextlib.ExitStack()
         self.operators: list[OperatorProcess] = []
@@ -58,6 +115,8 @@ class Stand:
         with contextlib.ExitStack() as stack:
             stack.enter_context(self.plane)
             self.plane.install_crd(NAMESPACE, *sorted({namespace for namespace, _ in self.keys(self.count)}))
+            if self._seeded:
+                await self._seed()
             self._start_hollow(stack)
             self.kube = Kube(self.plane.kubeconfig("hollow"))
             await self.kube.__aenter__()
@@ -67,6 +126,30 @@ class Stand:
     async def __aexit__(self, *_: object) -> None:
         await self.kube.__aexit__(None, None, None)
         self._stack.close()
+
+    async def _seed(self) -> None:
+        # etcd's values as JSON, while the one is made that is copied; afterwards the API server writes as it always does.
+        plane, etcd = self.plane, Etcd(self.plane.etcd)
+        plane.options, usual = (*plane.options, "--storage-media-type", "application/json"), plane.options
+        plane.kill_server()
+        plane.start_server()
+        plane.kubectl("create", "namespace", TEMPLATE[0])
+        with contextlib.ExitStack() as stack:
+            self._start_hollow(stack)
+            async with Kube(plane.kubeconfig("hollow")) as self.kube:
+                operator = self.start_operator()
+                operator.until(operator.leads)
+                await self._create(TEMPLATE, "seed")
+                while not settled(await self.kube.call("GET", model_path(TEMPLATE))):  # noqa: ASYNC110
+                    await asyncio.sleep(0.2)
+                await asyncio.sleep(1.0)  # what it writes when all is done
+                self.end(operator)
+        template = Template.of(etcd, SECRET, "worker:1")
+        plane.kill_server()
+        etcd.delete(template.pairs)
+        await asyncio.to_thread(etcd.put, template.copies(self.keys(self.count)))
+        plane.options = usual
+        plane.start_server()
 
     def _start_hollow(self, stack: contextlib.ExitStack) -> None:
         environment = os.environ | {"PYTHONPATH": f"{ROOT / 'tests'}:{os.environ.get('PYTHONPATH', '')}"}
@@ -135,12 +218,12 @@ class Stand:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
-    async def _create(self, key: tuple[str, str]) -> None:
+    async def _create(self, key: tuple[str, str], source: str = "") -> None:
         body = {
             "apiVersion": "trtmodel.io/v1alpha1",
             "kind": "TRTModel",
             "metadata": {"namespace": key[0], "name": key[1]},
-            "spec": spec(key[1], self.workers),
+            "spec": spec(source or key[1], self.workers),
         }
         try:
             await self.kube.call("POST", model_path(key).rpartition("/")[0], body)

@@ -33,6 +33,7 @@ from hollow.workers import LOAD_KEY, Fleet, HollowWorker
 AT_ONCE = 32
 NODE = "hollow"
 LABEL_MODEL = "trtmodel.io/model"
+LABEL_ROLE = "trtmodel.io/role"
 ENV_MODEL_UID = "TRTMODEL_MODEL_UID"
 
 log = logging.getLogger("hollow")
@@ -44,8 +45,7 @@ class Controllers:
     def __init__(self, kube: Kube, fleet: Fleet, *, first: str, job_seconds: float, load_seconds: float) -> None:
         self._kube, self._fleet = kube, fleet
         self._job_seconds, self._load_seconds = job_seconds, load_seconds
-        a, b, c, d = map(int, first.split("."))
-        self._numbers = itertools.count((a << 24) + (b << 16) + (c << 8) + d)
+        self._numbers = itertools.count(_number(first))
         self._gate = asyncio.Semaphore(AT_ONCE)
         self._pods: dict[str, list[HollowWorker]] = {}  # by namespace/name of the Deployment
         self._of: dict[str, list[HollowWorker]] = {}  # by uid of the model
@@ -55,12 +55,26 @@ class Controllers:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Until it is cancelled. Workers of pods that are there go on."""
+        await self._adopt_pods()
         await asyncio.gather(
             self._follow("/apis/batch/v1/jobs", self._job),
             self._follow("/apis/apps/v1/deployments", self._deployment),
             self._follow("/api/v1/configmaps", self._config_map),
         )
+
+    async def _adopt_pods(self) -> None:
+        pods, _ = await self._kube.list_all("/api/v1/pods", f"{LABEL_ROLE}=worker")
+        for pod in pods:
+            meta, variables = pod["metadata"], pod["spec"]["containers"][0]["env"]
+            model, uid = meta["labels"][LABEL_MODEL], next(e["value"] for e in variables if e["name"] == ENV_MODEL_UID)
+            worker = HollowWorker(meta["name"], meta["uid"], model, uid, self._load_seconds)
+            workload = f"{meta['namespace']}/{meta['ownerReferences'][0]['name']}"
+            self._pods.setdefault(workload, []).append(worker)
+            self._of.setdefault(uid, []).append(worker)
+            await self._fleet.add(pod["status"]["podIP"], worker)
+        taken = max((_number(pod["status"]["podIP"]) for pod in pods), default=0)
+        self._numbers = itertools.count(max(taken + 1, next(self._numbers)))
 
     async def _follow(self, path: str, handle: Callable[[Json], Awaitable[None]]) -> None:
         async for kind, item in self._kube.watch(path, LABEL_MODEL):
@@ -202,6 +216,11 @@ def _pod_path(namespace: str) -> str:
 
 def _key(item: Json) -> str:
     return f"{item['metadata']['namespace']}/{item['metadata']['name']}"
+
+
+def _number(ip: str) -> int:
+    a, b, c, d = map(int, ip.split("."))
+    return (a << 24) + (b << 16) + (c << 8) + d
 
 
 def _now() -> str:

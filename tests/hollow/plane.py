@@ -40,9 +40,10 @@ def free_port() -> int:
 
 
 class ControlPlane:
-    """Use as a context manager. `server` may be killed and started again in between."""
+    """Use as a context manager. The API server may be killed and started again in between, with other `options`."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *options: str) -> None:
+        self.options = options
         self._folder, self._programs = folder, binaries.build(settings.from_environment(), ("kubernetes",))
         self._etcd = f"http://127.0.0.1:{free_port()}"
         self.port = free_port()
@@ -73,6 +74,11 @@ class ControlPlane:
         """Of etcd or kube-apiserver."""
         return self._running[name].pid
 
+    @property
+    def etcd(self) -> str:
+        """Its address."""
+        return self._etcd
+
     def start_server(self) -> None:
         """Returns when it answers. Raises RuntimeError with the end of its log."""
         folder = self._folder
@@ -85,7 +91,7 @@ class ControlPlane:
             "--service-account-key-file", str(folder / "sa.key"),
             "--service-account-signing-key-file", str(folder / "sa.key"),
             "--service-cluster-ip-range", "10.96.0.0/12", "--endpoint-reconciler-type", "none",
-            "--disable-admission-plugins", "ServiceAccount", "--profiling=false",
+            "--disable-admission-plugins", "ServiceAccount", "--profiling=false", *self.options,
         )  # fmt: skip
         deadline = time.monotonic() + READY_SECONDS
         while not self._answers("/readyz"):

@@ -139,9 +139,12 @@ class Api:
                 return
             query = query | {"continue": following}
 
-    async def watch(self, path: str, selector: str, version: str, silence: float) -> AsyncIterator[Json]:
-        """Events after `version`, until the server ends it. Raises ClusterError: with status 410 if that version is too
-        old, and if nothing comes for `silence` seconds, bookmarks included."""
+    async def watch(
+        self, path: str, selector: str, version: str, silence: float, opened: Callable[[], None]
+    ) -> AsyncIterator[Json]:
+        """Events after `version`, until the server ends it, or nothing comes for `silence` seconds, bookmarks included.
+        `opened` is called when the server has agreed. Raises ClusterError, with status 410 if that version is too
+        old."""
         query = {"watch": "1", "allowWatchBookmarks": "true", "timeoutSeconds": str(WATCH_SECONDS)}
         query |= {"labelSelector": selector, "resourceVersion": version}
         timeout = aiohttp.ClientTimeout(total=None, connect=self._timeout.connect, sock_read=silence)
@@ -153,6 +156,7 @@ class Api:
                 data = await answer.read()
                 wait = _seconds(answer.headers.get("Retry-After"))
                 raise ClusterError("WATCH", path, _cause(answer.reason, data), answer.status, wait)
+            opened()
             async for line in _lines(answer.response):
                 event = json.loads(line)
                 if event.get("type") == "ERROR":
@@ -161,7 +165,9 @@ class Api:
                 yield event
             return
         except TimeoutError:
-            code, cause = "timeout", f"nothing came for {silence:g} s"
+            if code == "200":
+                return
+            code, cause = "timeout", f"it was not opened within {silence:g} s"
         except (ApiException, kubernetes_config.ConfigException, aiohttp.ClientError, OSError, ValueError) as e:
             cause = f"{type(e).__name__}: {e}"
         finally:

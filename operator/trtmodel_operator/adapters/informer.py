@@ -6,8 +6,10 @@ takes twenty times as much memory.
 
     list (in pages) -> watch with bookmarks -> watch again from where it ended -> 410: list again
 
-What is kept may be a moment behind. Passes are made for that (the memory has a precondition, effects may be repeated);
-a watch that says nothing for longer than `SILENCE` is not believed at all: then passes list for themselves.
+What is kept may be a moment behind. Passes are made for that (the memory has a precondition, effects may be repeated).
+The API server sends no bookmark of a kind of which it has seen no event since it started, however long that is: so a
+watch that says nothing is opened again, and that it could be opened is a sign of life. Without one for longer than
+`SILENCE` the watch is not believed at all: then passes list for themselves.
 """
 
 from __future__ import annotations
@@ -23,8 +25,10 @@ from trtmodel_operator.adapters.api import Api
 from trtmodel_operator.manifests import ENV_MODEL_UID, LABEL_MODEL, LABEL_WAITING
 from trtmodel_operator.ports import ClusterError, Json, Key
 
-SILENCE = 90.0  # seconds; the API server sends a bookmark every minute
+OPEN_AGAIN = 70.0  # seconds of silence; the API server sends a bookmark every minute, where it sends any
+SILENCE = 90.0
 AGAIN_FIRST, AGAIN_MOST = 0.2, 30.0  # seconds until a watch that broke is opened again
+AT_ONCE = 5.0  # a watch that ends sooner than that ended at once
 LABEL_JOB_NAME = "batch.kubernetes.io/job-name"  # the Job controller's, on every pod
 JOB = "job:"  # before the name of a Job under which its pods are filed; no TRTModel can be named so
 
@@ -134,10 +138,12 @@ class Informer:
             try:
                 if not stream.version:
                     await self._list(path, stream)
-                async for event in self._api.watch(path, LABEL_MODEL, stream.version, SILENCE):
+                async for event in self._api.watch(path, LABEL_MODEL, stream.version, OPEN_AGAIN, stream.hear):
                     self._take(event, stream)
                     pause = AGAIN_FIRST
                 # The server ends each after some minutes. One that ends them at once must not be asked without a pause.
+                if time.monotonic() - stream.opened > AT_ONCE:
+                    pause = AGAIN_FIRST
                 await asyncio.sleep(pause)
                 pause = min(AGAIN_MOST, pause * 2)
             except ClusterError as e:
@@ -179,7 +185,11 @@ class Informer:
 class _Stream:
     def __init__(self) -> None:
         self.version = ""  # of the list or the last event; '' before the first list
-        self.heard = time.monotonic()
+        self.heard = self.opened = time.monotonic()
+
+    def hear(self) -> None:
+        """It was opened."""
+        self.heard = self.opened = time.monotonic()
 
 
 def pruned(kind: str, item: Json) -> Json:

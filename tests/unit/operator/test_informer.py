@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -172,7 +173,7 @@ def test_a_watch_that_is_too_old_lists_again_and_finds_what_went_meanwhile(api_s
 def test_a_watch_that_says_nothing_is_opened_again_where_it_ended(
     api_server: FakeApiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(informer, "SILENCE", 0.3)
+    monkeypatch.setattr(informer, "OPEN_AGAIN", 0.3)
 
     async def scene(s: Scene) -> None:
         def opened() -> list[Seen]:
@@ -184,6 +185,24 @@ def test_a_watch_that_says_nothing_is_opened_again_where_it_ended(
             assert s.kept.trouble() == ""
             monkeypatch.setattr(adapter, "DEAD", 0.0)
             assert "nothing was heard of" in s.kept.trouble()
+
+    play(api_server, scene)
+
+
+def test_a_kind_of_which_the_api_server_has_nothing_to_tell_stays_believed_while_its_watch_can_be_opened(
+    api_server: FakeApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It sends no bookmark before the first event of a kind: passes listed for themselves, five lists each."""
+    monkeypatch.setattr(informer, "OPEN_AGAIN", 0.2)
+
+    async def scene(s: Scene) -> None:
+        def opened() -> int:
+            return sum(x.query.get("watch") == "1" and x.path.endswith("/jobs") for x in s.server.seen)
+
+        async with s.watching():
+            began = time.monotonic()
+            await s.until(lambda: opened() >= 4)
+            assert s.kept._informers["Job"].silence() < time.monotonic() - began
 
     play(api_server, scene)
 
