@@ -20,6 +20,7 @@ from trtmodel_operator.ports import ClusterError, Conflict, Json
 DURATION = 15.0  # seconds: a holder that has not renewed for so long may be replaced
 RENEW_DEADLINE = 10.0  # a leader that could not renew for so long ends itself, before another may begin
 RETRY_PERIOD = 2.0
+IDLE = 60.0  # seconds without any try to become the leader, after which one that stands by is of no use
 
 log = logging.getLogger(__name__)
 
@@ -58,11 +59,13 @@ class Lease:
         self._seen_at = 0.0
         self._held: Json | None = None  # the whole Lease after our last write of it
         self._renewed: float | None = None  # None: never
+        self._tried: float | None = None  # to become the leader; None: not begun
         self.holder = ""
 
     async def acquire(self) -> None:
         """Returns when this process is the leader."""
         while True:
+            self._tried = self._now()
             try:
                 if await self._try():
                     return
@@ -91,7 +94,10 @@ class Lease:
         return self._silence() >= self._renew_deadline
 
     def trouble(self) -> str:
-        """Why this leader is none any more although its process lives; '' if it leads, or never did."""
+        """Why this leader is none any more, or would never become one, although its process lives; '' if it leads or
+        stands by. An API server that does not answer is no trouble of one that stands by: it asks again."""
+        if self._renewed is None and self._tried is not None and (idle := self._now() - self._tried) > IDLE:
+            return f"the lease was not asked for for {idle:.0f} s"
         return f"the lease was not renewed for {self._silence():.0f} s" if self.expired() else ""
 
     def _silence(self) -> float:

@@ -20,7 +20,7 @@ from trtmodel_operator.controller import Controller, Witness
 from trtmodel_operator.health import Health
 from trtmodel_operator.lease import Lease
 from trtmodel_operator.metrics import OperatorMetrics
-from trtmodel_operator.ports import Json, Key
+from trtmodel_operator.ports import ClusterError, Json, Key
 from trtmodel_operator.queue import WorkQueue
 
 A: Key = ("ml", "a")
@@ -34,9 +34,14 @@ class Cluster:
 
 
 class Store:
-    """A Lease that can be had."""
+    """A Lease that can be had; with `silent`, nothing is ever answered."""
+
+    def __init__(self, *, silent: bool = False) -> None:
+        self._silent = silent
 
     async def get_lease(self, namespace: str, name: str) -> Json | None:
+        if self._silent:
+            await asyncio.sleep(HANGS)
         return None
 
     async def create_lease(self, lease: Json) -> Json:
@@ -151,6 +156,45 @@ def test_a_leader_that_does_not_renew_fails_the_probe_and_sends_nothing_more(api
         now[0] += 2.0
         assert lease.expired()
         assert await probe(health) == (503, "the lease was not renewed for 11 s\n")
+
+    play(scene)
+
+
+def test_one_that_stands_by_and_does_not_ask_for_the_lease_any_more_fails_the_probe() -> None:
+    """It answers, it says that it is ready, and it would never take over."""
+
+    async def scene(health: Health) -> None:
+        now = [100.0]
+        lease = Lease(Store(silent=True), "ops", "trtmodel-operator", "two", now=lambda: now[0])
+        health.watch_over(lease.trouble)
+        asking = asyncio.create_task(lease.acquire())
+        await asyncio.sleep(0)
+        now[0] += 50.0
+        assert (await probe(health))[0] == 200
+        now[0] += 11.0
+        assert await probe(health) == (503, "the lease was not asked for for 61 s\n")
+        asking.cancel()
+
+    play(scene)
+
+
+def test_one_that_stands_by_while_the_api_server_is_away_is_not_started_again_for_it() -> None:
+    async def scene(health: Health) -> None:
+        asked, now = [0], [100.0]
+
+        class Away(Store):
+            async def get_lease(self, namespace: str, name: str) -> Json | None:
+                asked[0] += 1
+                now[0] += 15.0  # what a call may take
+                raise ClusterError("GET", "leases", "no answer in time")
+
+        lease = Lease(Away(), "ops", "trtmodel-operator", "two", retry_period=0.001, now=lambda: now[0])
+        health.watch_over(lease.trouble)
+        asking = asyncio.create_task(lease.acquire())
+        while asked[0] < 10:  # noqa: ASYNC110 - two and a half minutes of that clock
+            await asyncio.sleep(0.001)
+        assert await probe(health) == (200, "ok\n")
+        asking.cancel()
 
     play(scene)
 
