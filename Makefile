@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 JOBS ?= 3
 DEVICE := host ladder swap routing front field
 
-.PHONY: help venv test lint unit e2e long demo demo-down lock clean bench-peers
+.PHONY: help venv test lint unit e2e long demo demo-down lock audit clean bench-peers
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile tests/cluster/cluster.mk
@@ -61,8 +61,18 @@ lock:
 	$(BIN)/uv lock
 	$(BIN)/uv export -q --frozen --no-emit-project --no-header --no-annotate --extra operator -o requirements/operator.txt
 	$(BIN)/uv export -q --frozen --no-emit-project --no-header --no-annotate --extra worker --extra builder -o requirements/worker.txt
+	$(BIN)/uv export -q --frozen --extra operator --format cyclonedx1.5 \
+	  | $(BIN)/python requirements/sbom.py operator > requirements/operator.cdx.json
+	$(BIN)/uv export -q --frozen --extra worker --extra builder --format cyclonedx1.5 \
+	  | $(BIN)/python requirements/sbom.py worker > requirements/worker.cdx.json
 	$(COMPILE) --universal requirements/cuda.in -o requirements/cuda.txt
 	$(COMPILE) --python-platform x86_64-manylinux_2_28 requirements/tensorrt-8.6.in -o requirements/tensorrt-8.6.txt
+
+# make audit   known vulnerabilities in what the lock names, asked of osv.dev; REACHABLE=must fails where it is not reached
+audit: venv
+	@if $(BIN)/python -c "import socket; socket.create_connection(('api.osv.dev', 443), 10)" 2>/dev/null; then \
+	  $(BIN)/uv audit --frozen; \
+	else echo "api.osv.dev is not reached: known vulnerabilities were not looked up"; test "$(REACHABLE)" != must; fi
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

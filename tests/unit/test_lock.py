@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -85,3 +86,14 @@ def test_no_package_comes_from_anywhere_but_an_index() -> None:
     """No git checkout, no local wheel: whoever has the lock can install it."""
     odd = [p["name"] for p in LOCK["package"] if not {"registry", "editable"} & p["source"].keys()]
     assert odd == []
+
+
+@pytest.mark.parametrize("image", IMAGES)
+def test_the_bill_of_materials_of_an_image_lists_what_it_installs(image: str) -> None:
+    bill = json.loads((ROOT / "requirements" / f"{image}.cdx.json").read_text())
+    listed: dict[str, set[str]] = {}
+    for component in bill["components"]:
+        assert component["purl"] == f"pkg:pypi/{component['name']}@{component['version']}"
+        listed.setdefault(component["name"], set()).add(component["version"])
+    assert (bill["bomFormat"], bill["metadata"]["component"]["name"]) == ("CycloneDX", f"trtmodel-{image}")
+    assert listed == pinned(image), "run make lock"

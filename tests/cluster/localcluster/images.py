@@ -24,6 +24,15 @@ _SUITE = "bookworm"
 # System packages only here; python3-venv since the product's Dockerfiles make a virtual environment;
 # libstdc++6 and libgomp1 for onnxruntime.
 _BASE_PACKAGES = ("python3", "python3-venv", "ca-certificates", "libstdc++6", "libgomp1")
+_REMOVED = (
+    "var/cache/apt/archives/*.deb",
+    "var/cache/debconf/*",
+    "var/lib/apt/lists/*_*",
+    "usr/share/doc/*",
+    "usr/share/info/*",
+    "usr/share/locale/*",
+    "usr/share/man/*",
+)
 # One time stamp for every file of a build context: buildah's layer cache looks at times too, and a fresh
 # clone has new ones.
 _EPOCH = 1_600_000_000
@@ -49,13 +58,13 @@ PRODUCTS = (
         "operator",
         "Dockerfile.operator",
         "requirements/operator.txt",
-        ("contract/trtmodel_contract", "operator/trtmodel_operator"),
+        ("requirements/operator.cdx.json", "contract/trtmodel_contract", "operator/trtmodel_operator"),
     ),
     Product(
         "worker",
         "Dockerfile.worker",
         "requirements/worker.txt",
-        ("contract/trtmodel_contract", "worker/trtmodel_worker"),
+        ("requirements/worker.cdx.json", "contract/trtmodel_contract", "worker/trtmodel_worker"),
     ),
 )
 
@@ -130,7 +139,9 @@ class Images:
     def base_ref(self) -> str:
         """The reference of the base image; builds nothing."""
         dockerfile = HERE / "images" / "base.Dockerfile"
-        return f"localhost/trtmodel-base:{content.key([dockerfile], _SUITE, *_BASE_PACKAGES, relative_to=HERE)}"
+        return (
+            f"localhost/trtmodel-base:{content.key([dockerfile], _SUITE, *_BASE_PACKAGES, *_REMOVED, relative_to=HERE)}"
+        )
 
     def base(self) -> str:
         """The base image: Debian's minimal system and Python, by debootstrap."""
@@ -145,12 +156,7 @@ class Images:
                      _SUITE, rootfs, _debian_mirror()],
                     timeout=_BUILD_SECONDS, log=log,
                 )  # fmt: skip
-                for pattern in (
-                    "var/cache/apt/archives/*.deb",
-                    "var/lib/apt/lists/*_*",
-                    "usr/share/doc/*",
-                    "usr/share/man/*",
-                ):
+                for pattern in _REMOVED:
                     for path in rootfs.glob(pattern):
                         shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
                 context = Path(tmp) / "context"
@@ -193,15 +199,16 @@ class Images:
             partial.rename(folder)
         return folder
 
-    def product(self, product: Product) -> str:
-        """Build one of the product's images, if it is not there, and return its reference."""
+    def product(self, product: Product, *, afresh: bool = False) -> str:
+        """Build one of the product's images, if it is not there or `afresh` without any layer of before, and return
+        its reference."""
         base = self.base_ref()
         with tempfile.TemporaryDirectory(dir=self._settings.cache, prefix="context-") as tmp:
             context = Path(tmp)  # a copy: named by what is built, also while somebody edits
             for name in product.paths:
                 _copy(self._settings.clone / name, context / name)
             ref = product_ref(context, product, base)
-            if self.store.digest(ref) is not None:
+            if self.store.digest(ref) is not None and not afresh:
                 return ref
             self.base()
             wheels = self._wheelhouse(context / product.requirements)
@@ -209,7 +216,7 @@ class Images:
                 os.utime(path, (_EPOCH, _EPOCH))
             say(f"building {ref}")
             return self._build(
-                ref, context / product.dockerfile, context,
+                ref, context / product.dockerfile, context, "--timestamp", "0", *(["--no-cache"] if afresh else []),
                 "--build-arg", f"BASE={base}",
                 "--build-arg", "PIP_NO_INDEX=1", "--build-arg", "PIP_FIND_LINKS=/wheelhouse",
                 "--volume", f"{wheels}:/wheelhouse:ro",
