@@ -25,6 +25,7 @@ from chaos.subject import NAMESPACE, RELEASE, SYSTEM, Away, Subject, asked, pati
 CANARY_SECONDS = 40.0  # that an edit waits for a canary
 JOB_SECONDS = 20.0  # that a kill waits for a Job to run
 STEADY_SECONDS = 45.0  # a worker that was left alone for so long is one that others may lean on
+KNOWN_SECONDS = 5.0  # after kubelet or API server came back
 RESTARTS = 2  # of a container; after more the kubelet would wait for minutes before it starts it again
 FORCED: Json = {"kind": "DeleteOptions", "apiVersion": "v1", "gracePeriodSeconds": 0}
 HOST = "trtmodel_worker.host"
@@ -153,7 +154,7 @@ def _worker(scene: Scene, action: Action) -> Json:
     ready = [p for p in _model_pods(scene, action.model, "worker") if is_ready(p) and _container(p)]
     young = at - STEADY_SECONDS
     steady = [p for p in ready if _uid(p) not in scene.ledger.missing(action.model, at) and _ready_since(p) <= young]
-    if not ready or not scene.ledger.sees(at):
+    if not ready or not scene.ledger.sees(at, KNOWN_SECONDS):
         raise Skipped("no worker is known to be ready")
     pod = ready[int(action.pick * len(ready))]
     if not [p for p in steady if p is not pod]:

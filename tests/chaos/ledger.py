@@ -67,9 +67,9 @@ class Ledger:
             self._hit.append(Span(time.time() - 1, time.time() + seconds, model, uid))
 
     def blind(self, seconds: float) -> None:
-        """What the API tells of pods is no evidence."""
+        """Kubelet or API server is gone for so long."""
         with self._lock:
-            self._blind.append(Span(time.time(), time.time() + seconds + BLIND_SECONDS))
+            self._blind.append(Span(time.time(), time.time() + seconds))
 
     def excused(self, model: str, at: float) -> bool:
         with self._lock:
@@ -80,6 +80,8 @@ class Ledger:
         with self._lock:
             return {span.subject for span in self._hit if span.covers(model, at)}
 
-    def sees(self, at: float) -> bool:
+    def sees(self, at: float, after: float = BLIND_SECONDS) -> bool:
+        """Whether what the API tells of pods at that time is true: neither kubelet nor API server is gone, nor came back
+        within `after` seconds."""
         with self._lock:
-            return not any(span.covers("", at) for span in self._blind)
+            return not any(span.begin <= at <= span.end + after for span in self._blind)
