@@ -81,7 +81,7 @@ class Ledger:
             return {span.subject for span in self._hit if span.covers(model, at)}
 
     def sees(self, at: float, after: float = BLIND_SECONDS) -> bool:
-        """Whether what the API tells of pods at that time is true: neither kubelet nor API server is gone, nor came back
-        within `after` seconds."""
+        """Whether what the API told of pods at that time is true: neither kubelet nor API server was gone, or had come
+        back less than `after` seconds before."""
         with self._lock:
             return not any(span.begin <= at <= span.end + after for span in self._blind)
