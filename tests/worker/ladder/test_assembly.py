@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,10 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trtmodel_contract.identity import Profile, ShapeRange
 from trtmodel_contract.manifest import TensorSpec
+from trtmodel_worker.front import assembly
 from trtmodel_worker.front.assembly import CannotFill, OutputCheck, fill, parts
 from trtmodel_worker.front.calls import Batch, Call, Unreadable
 from trtmodel_worker.front.regions import NONE, SharedArena
 from trtmodel_worker.host.arena import plan_layout
+from trtmodel_worker.host.reading import read_into
 from trtmodel_worker.host.wire import Answer, MessageError
 
 patient = settings(max_examples=60, deadline=None, derandomize=True)
@@ -201,6 +204,44 @@ def test_bytes_that_lie_elsewhere_fill_a_batch_as_those_that_came_with_the_reque
             region = shared.layout.input_region(1)
             filled.append((made.places, bytes(shared.memory.view[region : region + shared.layout.input_bytes])))
         assert filled[0] == filled[1]
+
+
+class InFile(Lies):
+    """Its bytes are in a file, too, from `at` on."""
+
+    at = 3
+
+    def __new__(cls, data: bytes) -> InFile:
+        made = super().__new__(cls, data)
+        made.file = tempfile.TemporaryFile()  # noqa: SIM115 - closed when nobody refers to it
+        made.file.write(b"abc" + data)
+        made.file.flush()
+        return made
+
+    file: Any
+
+    @property
+    def descriptor(self) -> int:
+        return int(self.file.fileno())
+
+
+@pytest.mark.parametrize("most", [1, 9, 200])
+def test_what_is_left_to_a_host_to_read_makes_the_same_batch(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that fill up the batch, too, and as much as one message can tell of."""
+    monkeypatch.setattr(assembly, "WORTH_BYTES", 1)
+    monkeypatch.setattr(assembly, "MOST_READS", most)
+    with arena() as shared:
+        filled = []
+        for kind in (lambda c: c, lambda c: elsewhere(c, InFile)):
+            made = batch([kind(call(n, i)) for i, n in enumerate((2, 1, 3))], 8)
+            made.input_slot = 1
+            shared.memory.view[:] = bytes(shared.memory.size)
+            fill(made, shared)
+            for body, offset, place, size in made.reads:
+                read_into(shared.memory.view[place : place + size], body.descriptor, body.at + offset)
+            filled.append((made.places, bytes(shared.memory.view)))
+        assert filled[0] == filled[1]
+        assert len(made.reads) == {1: 0, 9: 5, 200: 10}[most]
 
 
 def test_a_request_whose_bytes_are_gone_is_named() -> None:

@@ -9,6 +9,7 @@ from trtmodel_contract.manifest import TensorSpec
 from trtmodel_worker.engines.base import DTYPES
 from trtmodel_worker.front.calls import Batch, Call, Outputs, Unreadable
 from trtmodel_worker.front.regions import SharedArena
+from trtmodel_worker.host.reading import MOST_READS, WORTH_BYTES
 from trtmodel_worker.host.wire import Answer, MessageError
 
 
@@ -21,16 +22,20 @@ class CannotFill(Exception):
 
 
 def fill(batch: Batch, arena: SharedArena) -> None:
-    """Copy the rows of all calls, tensor by tensor; what pads the batch repeats its first row. Raises CannotFill."""
+    """Copy the rows of all calls, tensor by tensor; what pads the batch repeats its first row. What is large and lies
+    elsewhere is left to the host. Raises CannotFill."""
     base, view = arena.layout.input_region(batch.input_slot), arena.memory.view
     for index, offset in enumerate(arena.layout.input_offsets):
         at = start = base + offset
         batch.places.append(at)
+        told = len(batch.reads) + len(batch.calls) + batch.padded - batch.rows <= MOST_READS
         for call in batch.calls:
             body = call.bodies[index]
             end = at + len(body)
             if isinstance(body, memoryview):
                 view[at:end] = body
+            elif told and len(body) >= WORTH_BYTES:
+                batch.reads.append((body, 0, at, len(body)))
             else:
                 try:
                     body.read_into(view[at:end])
@@ -38,11 +43,14 @@ def fill(batch: Batch, arena: SharedArena) -> None:
                     raise CannotFill(call, str(e)) from e
             at = end
         if batch.padded != batch.rows:
-            first = batch.calls[0]
-            row = view[start : start + len(first.bodies[index]) // first.rows]
-            for _ in range(batch.padded - batch.rows):
-                view[at : at + len(row)] = row
-                at += len(row)
+            first = batch.calls[0].bodies[index]
+            size = len(first) // batch.calls[0].rows
+            left = not isinstance(first, memoryview) and any(body is first for body, *_ in batch.reads)
+            for place in range(at, at + (batch.padded - batch.rows) * size, size or 1):
+                if left and not isinstance(first, memoryview):
+                    batch.reads.append((first, 0, place, size))
+                else:
+                    view[place : place + size] = view[start : start + size]
 
 
 class OutputCheck:

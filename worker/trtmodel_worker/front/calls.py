@@ -4,8 +4,8 @@
     Call --+-- Batch (one input region) --+-- Attempt (a lane, its own output region, a generation)
     Call --+                              `-- Attempt: a hedge. The first answer counts
 
-An input region is not written while an attempt reads it, and free when the last one was acknowledged or its host was
-reaped.
+An input region is not written while an attempt reads it (a hedge may read the same bytes into it once more), and free
+when the last one was acknowledged or its host was reaped.
 """
 
 from __future__ import annotations
@@ -34,9 +34,15 @@ class Unreadable(Exception):
 
 
 class Elsewhere(Protocol):
-    """Bytes of a request that stay where they are until its batch is filled: they are copied once only."""
+    """Bytes of a request that stay where they are until its batch is filled, or run: they are copied once only. They
+    begin at `at` in the open file `descriptor`, which stays open as long as this object is referred to."""
+
+    at: int
 
     def __len__(self) -> int: ...
+
+    @property
+    def descriptor(self) -> int: ...
 
     def read_into(self, place: memoryview) -> None:
         """Raises Unreadable."""
@@ -122,11 +128,12 @@ class Call:
 
 class Batch:
     """Calls that run together. `rows` are theirs, `padded` what the engine gets. `answered`: their callers have been
-    told, whatever comes of attempts that still run."""
+    told, whatever comes of attempts that still run. `reads`: bytes that the host puts into the arena, and where; each
+    entry is (bytes elsewhere, offset in them, offset in the arena, size)."""
 
     __slots__ = (
         "answered", "attempts", "bucket", "calls", "hedged", "hedges", "input_slot", "owner", "padded", "places",
-        "rows", "shapes", "suspect",
+        "reads", "rows", "shapes", "suspect",
     )  # fmt: skip
 
     def __init__(
@@ -148,6 +155,7 @@ class Batch:
         self.bucket = bucket
         self.input_slot = -1
         self.places: list[int] = []
+        self.reads: list[tuple[Elsewhere, int, int, int]] = []
         self.attempts: list[Attempt] = []
         self.answered = False
         self.hedged = False

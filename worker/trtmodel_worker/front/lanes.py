@@ -7,8 +7,9 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
-from trtmodel_worker.front.calls import Attempt
+from trtmodel_worker.front.calls import Attempt, Elsewhere
 from trtmodel_worker.front.ladder import Overdue
+from trtmodel_worker.host.wire import reads_message
 
 
 class Host(Protocol):
@@ -106,12 +107,14 @@ class Lanes:
             fallback = lane
         return fallback if not_of is None else None
 
-    def send(self, lane: LanePort, message: bytes) -> bool:
-        """Takes the lane. False if its host is gone."""
+    def send(self, lane: LanePort, message: bytes, reads: Sequence[tuple[Elsewhere, int, int, int]] = ()) -> bool:
+        """Takes the lane. `reads` as a batch has them. False if its host is gone."""
         self.free.remove(lane)
         lane.since = time.monotonic()
         try:
             lane.channel.send(message)
+            if reads:
+                _tell(lane.channel, reads)
         except OSError as e:
             lane.host.hung_up(f"its lane failed: {e}")
             return False
@@ -125,3 +128,13 @@ class Lanes:
     def _is_late(self, lane: LanePort, now: float) -> bool:
         attempt = lane.attempt
         return attempt is not None and now - lane.since > self._overdue.after(attempt.batch.bucket)
+
+
+def _tell(channel: socket.socket, reads: Sequence[tuple[Elsewhere, int, int, int]]) -> None:
+    """Each file's descriptor goes along once. Raises OSError."""
+    numbers: dict[int, int] = {}
+    told = [
+        (numbers.setdefault(body.descriptor, len(numbers)), body.at + offset, place, size)
+        for body, offset, place, size in reads
+    ]
+    socket.send_fds(channel, [reads_message(told)], list(numbers))

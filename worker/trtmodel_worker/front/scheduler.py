@@ -448,8 +448,11 @@ class Scheduler:
         attempt = Attempt(batch, batch.calls[0].mirror or self._counters(), next(_generations), slot)
         output = layout.output_region(slot)
         soon = self._spin.sent(lone=len(batch.calls) == 1 and len(self._lanes.free) == len(self._lanes.all))
-        message = run_message(attempt.generation, output, layout.output_bytes, batch.places, batch.shapes, soon)
-        if not self._lanes.send(lane, message):
+        reads = batch.reads
+        message = run_message(
+            attempt.generation, output, layout.output_bytes, batch.places, batch.shapes, soon, bool(reads)
+        )
+        if not self._lanes.send(lane, message, reads):
             self._arena.give_output(slot)
             return False
         lane.attempt = attempt

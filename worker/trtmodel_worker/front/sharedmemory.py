@@ -8,24 +8,21 @@ followed.
 
 from __future__ import annotations
 
-import functools
 import os
 import stat
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any
 
 from trtmodel_worker.front.calls import Unreadable
 from trtmodel_worker.front.jsoncodec import short
 from trtmodel_worker.front.models import Invalid
+from trtmodel_worker.host.reading import Unread, read_into
 
 DIRECTORY = "/dev/shm"  # noqa: S108 - POSIX shared memory: where shm_open has its files on Linux
 MAX_REGIONS = 256  # an open file each
 _MOST_OFFSET = 1 << 62
 _MOST_NAME = 256
-_PART_BYTES = 512 << 10  # that much takes a thread some 100 us (5 GB/s was seen), twice what waking another one takes
-_MOST_READERS = 4
 
 
 @dataclass(frozen=True)
@@ -39,15 +36,18 @@ class MemoryRef:
 
 class _File:
     """Closed when nobody refers to it any more: a request that waits may outlive its region's registration, and the
-    number of a closed descriptor may be another file's next."""
+    number of a closed descriptor may be another file's next. `reader`: for engine hosts, which write nothing there."""
 
-    __slots__ = ("fd",)
+    __slots__ = ("fd", "reader")
 
     def __init__(self, fd: int) -> None:
-        self.fd = fd
+        """Raises OSError. The descriptor is closed in any case."""
+        self.fd = self.reader = fd
+        self.reader = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
 
     def __del__(self) -> None:
-        os.close(self.fd)
+        for fd in {self.fd, self.reader}:
+            os.close(fd)
 
 
 @dataclass(frozen=True)
@@ -61,49 +61,31 @@ class _Region:
 class RegionBytes:
     """An Elsewhere: bytes of a region. The client leaves them as they are until it has its answer."""
 
-    __slots__ = ("_at", "_file", "_name", "_size")
+    __slots__ = ("_file", "_name", "_size", "at")
 
     def __init__(self, name: str, file: _File, at: int, size: int) -> None:
         self._name = name
         self._file = file
-        self._at = at
         self._size = size
+        self.at = at
 
     def __len__(self) -> int:
         return self._size
 
-    def read_into(self, place: memoryview) -> None:
-        """A large batch of one thread would take longer to copy than to run on a GPU: several threads share it."""
-        parts = min(_MOST_READERS, len(os.sched_getaffinity(0)), self._size // _PART_BYTES)
-        if parts < 2:
-            self._read(place, 0)
-            return
-        step = -(-self._size // parts)
-        others = [_readers().submit(self._read, place[at : at + step], at) for at in range(step, self._size, step)]
-        try:
-            self._read(place[:step], 0)
-        finally:
-            wait(others)
-        for other in others:
-            other.result()
+    @property
+    def descriptor(self) -> int:
+        return self._file.reader
 
-    def _read(self, place: memoryview, at: int) -> None:
+    def read_into(self, place: memoryview) -> None:
         try:
-            read = os.preadv(self._file.fd, [place], self._at + at)
-        except OSError as e:
-            raise Unreadable(f"the region {self._name!r} cannot be read: {e.strerror}") from e
-        if read != len(place):
-            raise Unreadable(f"the file of the region {self._name!r} is shorter than it was when it was registered")
+            read_into(place, self._file.reader, self.at)
+        except Unread as e:
+            raise Unreadable(f"the region {self._name!r}: {e}") from e
 
     def copy(self) -> memoryview:
         found = memoryview(bytearray(self._size))
         self.read_into(found)
         return found
-
-
-@functools.cache
-def _readers() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(_MOST_READERS - 1, thread_name_prefix="region-reader")
 
 
 class Regions:
@@ -131,7 +113,10 @@ class Regions:
             raise Invalid(f"the region {name!r} is registered already: unregister it first")
         if len(self._regions) >= MAX_REGIONS:
             raise Invalid(f"{MAX_REGIONS} regions are registered already: unregister those that are not used")
-        file = _File(self._open(key.removeprefix("/")))
+        try:
+            file = _File(self._open(key.removeprefix("/")))
+        except OSError as e:
+            raise Invalid(f"the shared memory {short(key)} cannot be opened: {e.strerror}") from e
         _check_within(file.fd, offset + size, key)
         self._regions[name] = _Region(key, offset, size, file)
 

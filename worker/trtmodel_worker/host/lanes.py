@@ -30,7 +30,7 @@ from trtmodel_worker.engines.base import (
     Sticky,
     allocate_anew,
 )
-from trtmodel_worker.host import strings
+from trtmodel_worker.host import reading, strings
 from trtmodel_worker.host.arena import ALIGNMENT, MAX_BYTES_TENSOR, Arena, align
 from trtmodel_worker.host.pace import Pace
 from trtmodel_worker.host.proving import Sample, compare
@@ -41,6 +41,7 @@ from trtmodel_worker.host.wire import (
     MessageError,
     answer_message,
     failure_message,
+    has_reads,
     is_followed_soon,
     is_probe,
     parse_generation,
@@ -189,9 +190,11 @@ class LaneServer:
         data = b""
         try:
             while data := self._receive_soon() if is_followed_soon(data) else receive(MAX_MESSAGE_BYTES):
-                send(self._serve(data))
+                send(self._serve(data, reading.receive(self._channel) if has_reads(data) else ()))
                 if self._suspect:
                     send(self._rebuild())
+        except MessageError:
+            _end_confused()
         except OSError:
             log.info("the front hung up")
 
@@ -206,15 +209,16 @@ class LaneServer:
                 continue
         return receive(MAX_MESSAGE_BYTES)
 
-    def _serve(self, data: bytes) -> bytes:
+    def _serve(self, data: bytes, reads: Sequence[reading.Read]) -> bytes:
         generation, started = 0, time.perf_counter_ns()
         try:
             generation = parse_generation(data)
+            if reads:
+                self._read(reads)
             places = self._probe() if is_probe(data) else self._run(data)
             return answer_message(generation, time.perf_counter_ns() - started, places)
         except MessageError:
-            log.exception("the front and this host do not speak the same protocol")
-            os._exit(HostExit.CANNOT_LOAD)
+            _end_confused()
         except (Sticky, DeviceLost) as e:
             _end(e)
         except (EngineError, OutputTooLarge, WrongOutput) as e:
@@ -224,6 +228,18 @@ class LaneServer:
             failure, text = FailureClass.INTERNAL, f"{type(e).__name__}: {e}"
         self._suspect = failure is FailureClass.RECOVERABLE
         return failure_message(generation, failure, time.perf_counter_ns() - started, text)
+
+    def _read(self, reads: Sequence[reading.Read]) -> None:
+        """Raises MessageError, and InvalidInput if something is not there any more."""
+        try:
+            for read in reads:
+                if read.place + read.size > self._arena.size:
+                    raise MessageError("what is to be read does not fit into the arena")
+                reading.read_into(self._arena.view[read.place : read.place + read.size], read.descriptor, read.at)
+        except reading.Unread as e:
+            raise InvalidInput(f"an input in shared memory: {e}") from e
+        finally:
+            reading.close(reads)
 
     def _run(self, data: bytes) -> Places:
         prepared = self._prepared.get(data[8:])
@@ -308,6 +324,11 @@ def _classify(error: Exception) -> FailureClass:
     if isinstance(error, WrongOutput):
         return FailureClass.WRONG_OUTPUT
     return FailureClass.RECOVERABLE
+
+
+def _end_confused() -> NoReturn:
+    log.exception("the front and this host do not speak the same protocol")
+    os._exit(HostExit.CANNOT_LOAD)
 
 
 def _end(cause: EngineError) -> NoReturn:

@@ -4,6 +4,8 @@ On a lane every message is one datagram of 64-bit integers (the socket keeps bou
 
     run      [generation, output offset, output bytes, (input offset, dim, dim ...) per input]
              bit 62 of the first word: the next message comes soon after the answer
+             bit 61: another datagram follows at once, with descriptors of files
+    reads    [(which descriptor, offset in the file, offset in the arena, bytes) ...]      what has to be read first
     answer   [generation, 0, compute ns, (output offset, rank, dim ...) per output]
     failure  [generation, class, compute ns] + text in UTF-8
     probe    [generation, 0, 0]      run the golden samples on this lane; the answer has no outputs
@@ -27,6 +29,8 @@ MAX_RANK = 32
 _HEAD = struct.Struct("<3q")
 _NOWHERE = bytes(16)
 _SOON = 1 << 62
+_READS = 1 << 61
+_FLAGS = _SOON | _READS
 
 
 class FailureClass(enum.IntEnum):
@@ -105,8 +109,10 @@ def run_message(
     input_offsets: Sequence[int],
     shapes: Sequence[tuple[int, ...]],
     soon: bool = False,
+    reads: bool = False,
 ) -> bytes:
-    words = [generation | _SOON if soon else generation, output_offset, output_bytes]
+    flags = (_SOON if soon else 0) | (_READS if reads else 0)
+    words = [generation | flags, output_offset, output_bytes]
     for offset, shape in zip(input_offsets, shapes, strict=True):
         words.append(offset)
         words += shape
@@ -126,12 +132,33 @@ def parse_generation(data: bytes) -> int:
     """Of any message. Raises MessageError."""
     if len(data) < _HEAD.size:
         raise MessageError(f"a message of {len(data)} bytes is too short")
-    return int(_HEAD.unpack_from(data)[0]) & ~_SOON
+    return int(_HEAD.unpack_from(data)[0]) & ~_FLAGS
 
 
 def is_followed_soon(data: bytes) -> bool:
     """Whether the front expects to send another run soon after the answer to this one."""
     return len(data) >= _HEAD.size and bool(data[7] & 0x40)
+
+
+def has_reads(data: bytes) -> bool:
+    """Whether what is to be read for this run is in the next datagram."""
+    return len(data) >= _HEAD.size and bool(data[7] & 0x20)
+
+
+def reads_message(reads: Iterable[tuple[int, int, int, int]]) -> bytes:
+    words = [word for read in reads for word in read]
+    return struct.pack(f"<{len(words)}q", *words)
+
+
+def parse_reads(data: bytes, descriptors: int) -> list[tuple[int, int, int, int]]:
+    """Raises MessageError."""
+    words = _words(data)
+    if len(words) % 4:
+        raise MessageError(f"{len(words)} words do not tell what is to be read")
+    found = list(zip(*[iter(words)] * 4, strict=True))
+    if any(not 0 <= index < descriptors or min(rest) < 0 for index, *rest in found):
+        raise MessageError("what is to be read lies nowhere")
+    return found
 
 
 def parse_run(data: bytes, ranks: Sequence[int]) -> tuple[int, int, int, list[tuple[int, tuple[int, ...]]]]:
@@ -143,7 +170,7 @@ def parse_run(data: bytes, ranks: Sequence[int]) -> tuple[int, int, int, list[tu
     for rank in ranks:
         inputs.append((words[at], words[at + 1 : at + 1 + rank]))
         at += 1 + rank
-    return words[0] & ~_SOON, words[1], words[2], inputs
+    return words[0] & ~_FLAGS, words[1], words[2], inputs
 
 
 def answer_message(generation: int, nanoseconds: int, outputs: Iterable[tuple[int, tuple[int, ...]]]) -> bytes:
