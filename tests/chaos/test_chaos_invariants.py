@@ -1,0 +1,282 @@
+"""That a broken promise is seen, and what chaos itself did is forgiven and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from chaos import run, sources, traffic, watch
+from chaos.ledger import Ledger
+from chaos.subject import Subject, applied
+from chaos.traffic import Traffic
+
+Json = dict[str, Any]
+MODEL = "one"
+EXPECTED = {tuple(row): scores for row, scores in sources.rows()}
+
+
+def source(name: str) -> Json:
+    return {"source": {"uri": f"s3://e2e-models/chaos/{name}.onnx"}}
+
+
+def model(spec: str = "g3", reason: str = "Serving", stable: str = "aaa", available: str = "True") -> Json:
+    status = "True" if reason == "Serving" else "False"
+    told = {"Ready": (status, reason), "Available": (available, "Serving")}
+    conditions = [
+        {"type": kind, "status": s, "reason": r, "message": "", "observedGeneration": 1}
+        for kind, (s, r) in told.items()
+    ]
+    rollout = {"stable": {"revision": stable}}
+    return {
+        "metadata": {"generation": 1},
+        "spec": source(spec),
+        "status": {"conditions": conditions, "rollout": rollout},
+    }
+
+
+def pod(name: str, *, ready: bool = True, role: str = "worker", phase: str = "Running") -> Json:
+    return {
+        "metadata": {"name": name, "uid": name, "labels": {"trtmodel.io/role": role}},
+        "status": {"phase": phase, "conditions": [{"type": "Ready", "status": str(ready)}]},
+    }
+
+
+class Promised:
+    name = MODEL
+
+    def __init__(self, floor: int) -> None:
+        self._floor = floor
+
+    def floor(self, at: float, patience: float) -> int:
+        return self._floor
+
+
+# ----------------------------------------------------------------------------------------------------------- workers
+
+
+def looked(ledger: Ledger, floor: int, ready: int, *, times: int = 2, found: Json | None = None) -> dict[str, int]:
+    """What a watch finds broken in `times` looks that lie far apart."""
+    eye = watch.Watch({}, None, ledger)  # type: ignore[arg-type]
+    for n in range(times):
+        workers = [pod(f"w{i}") for i in range(ready)] + [pod("late", ready=False)]
+        eye._look(Promised(floor), found or model(), workers, time.time() + n * watch.LASTING_SECONDS)  # type: ignore[arg-type]
+    return dict(ledger.broken)
+
+
+def test_a_worker_that_is_missing_for_longer_than_a_moment_breaks_the_promise_once() -> None:
+    assert looked(Ledger(), floor=2, ready=1, times=5) == {"fewer ready workers than promised": 1}
+    assert looked(Ledger(), floor=2, ready=1, times=1) == {}
+    assert looked(Ledger(), floor=2, ready=2) == {}
+
+
+def test_a_worker_that_chaos_hit_may_be_missing_and_no_other_one() -> None:
+    ledger = Ledger()
+    ledger.hit(MODEL, "w1")
+    ledger.hit(MODEL, "w1")
+    ledger.hit("two", "x1")
+    assert looked(ledger, floor=2, ready=1) == {}
+    assert looked(ledger, floor=2, ready=0) == {"fewer ready workers than promised": 1}
+
+
+def test_a_model_that_says_that_nothing_serves_breaks_the_promise() -> None:
+    assert looked(Ledger(), floor=2, ready=2, found=model(available="False")) == {"Available is False": 1}
+
+
+def test_the_promise_is_the_least_that_was_asked_for_lately() -> None:
+    subject = Subject(None, MODEL, "", None)  # type: ignore[arg-type]
+    subject.replicas = [(0.0, 2), (1000.0, 3), (2000.0, 2)]
+    assert [subject.floor(at, 90.0) for at in (500.0, 1001.0, 1089.0, 1091.0, 2000.0, 2500.0)] == [2, 2, 2, 3, 2, 2]
+
+
+def test_what_the_api_tells_is_no_evidence_while_kubelet_or_api_server_is_gone() -> None:
+    ledger, now = Ledger(), time.time()
+    ledger.blind(10.0)
+    assert [ledger.sees(at, 5.0) for at in (now - 1, now + 5, now + 14, now + 16)] == [True, False, False, True]
+
+
+# --------------------------------------------------------------------------------------------------------------- end
+
+
+def ended(found: Json, gains: dict[str, int]) -> set[str]:
+    ledger = Ledger()
+    watch.judge_end(Promised(2), found, gains, ledger)  # type: ignore[arg-type]
+    return set(ledger.broken)
+
+
+def test_a_good_spec_may_end_aborted_or_with_its_worker_dead_and_never_refused() -> None:
+    assert ended(model("g3"), {"aaa": 3}) == set()
+    assert ended(model("g3", "Aborted"), {"aaa": 2}) == set()
+    assert ended(model("g3", "WorkerDied"), {"aaa": 2}) == set()
+    assert ended(model("g3", "GateFailed"), {"aaa": 2}) == {"a good spec is not refused"}
+    assert ended(model("outliers", "GateFailed"), {"aaa": 2}) == set()
+
+
+def test_ready_means_that_the_spec_serves() -> None:
+    assert ended(model("g3"), {"aaa": 2}) == {"Ready means that the spec serves"}
+    assert ended(model("outliers"), {"aaa": 2}) == {"Ready means that the spec serves"}
+
+
+def test_no_end_leaves_a_model_without_service() -> None:
+    assert ended(model("g3", available="False"), {"aaa": 3}) == {"available at the end"}
+
+
+def test_what_is_left_over_is_named() -> None:
+    workers = [pod("w1"), pod("w2")]
+    none: dict[str, list[Json]] = {k: [] for k in ("Job", "Deployment", "ConfigMap", "Service", "PodDisruptionBudget")}
+    assert watch.orphans(Promised(2), none | {"Pod": workers}, 2) == []  # type: ignore[arg-type]
+    job = {"metadata": {"name": "build-1"}, "status": {"conditions": [{"type": "SuccessCriteriaMet"}]}}
+    extra = [{"metadata": {"name": "d1"}}, {"metadata": {"name": "d2"}}]
+    left = none | {"Job": [job], "Pod": [workers[0], pod("j", role="job")], "Deployment": extra}
+    assert watch.orphans(Promised(2), left, 2) == [  # type: ignore[arg-type]
+        "Jobs still run: build-1",
+        "1 worker pods, 1 ready, 2 wanted",
+        "pods of Jobs still run: j",
+        "2 of kind Deployment, at most 1 are used: d1, d2",
+    ]
+
+
+def test_what_a_spec_is_can_be_told_from_its_source() -> None:
+    assert [applied(source(name)).kind for name in ("g7", sources.OUTLIERS, sources.PAGE)] == [
+        "good",
+        "bad-gate",
+        "bad-file",
+    ]
+    assert applied(source("g7")).gain == 7
+
+
+def test_a_run_that_cannot_even_begin_is_a_broken_one_and_raises_nothing() -> None:
+    def fail() -> None:
+        raise RuntimeError("no cluster")
+
+    logs = SimpleNamespace(kept_logs=SimpleNamespace(glob=lambda _: []))
+    stage = SimpleNamespace(prepare=fail, heal=lambda: None, machine=logs)
+    result = run.run_seed(stage, 7, 1)  # type: ignore[arg-type]
+    assert result.broken == {"the run came to its end": 1}
+    assert "no cluster" in result.first["the run came to its end"]
+
+
+# ----------------------------------------------------------------------------------------------------------- traffic
+
+
+def test_an_answer_tells_which_model_gave_it() -> None:
+    ((_, expected), *_) = sources.rows()
+    assert sources.gain_of((expected * 5).tolist(), expected) == 5
+    assert sources.gain_of((expected * 1000).tolist(), expected) == sources.BAD_GAIN
+    assert sources.gain_of((expected[::-1] * 5).tolist(), expected) == 0
+    assert sources.gain_of([float("nan")] * len(expected), expected) == 0
+    assert sources.gain_of([], expected) == 0
+
+
+class Server:
+    """Answers as `reply` says, given how many requests came before."""
+
+    def __init__(self, reply: Callable[[int, list[float]], web.Response]) -> None:
+        self._reply, self.asked = reply, 0
+        self._began, self._over = threading.Event(), asyncio.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
+
+    def __enter__(self) -> Server:
+        self._thread.start()
+        assert self._began.wait(30)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.call_soon_threadsafe(self._over.set)
+        self._thread.join(30)
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        app = web.Application()
+        app.add_routes([web.post(f"/v2/models/{MODEL}/infer", self._infer)])
+        runner = web.AppRunner(app)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        self._began.set()
+        await self._over.wait()
+        await runner.cleanup()
+
+    async def _infer(self, request: web.Request) -> web.Response:
+        self.asked += 1
+        return self._reply(self.asked, (await request.json())["inputs"][0]["data"])
+
+
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow machine breaks no promise here."""
+    monkeypatch.setattr(traffic, "TRY_SECONDS", 30.0)
+    monkeypatch.setattr(traffic, "LIFETIME", 60.0)
+
+
+def answer(row: list[float], gain: int, revision: str = "aaa") -> web.Response:
+    data = (EXPECTED[tuple(row)] * gain).tolist()
+    return web.json_response({"outputs": [{"data": data}]}, headers={traffic.REVISION: revision})
+
+
+def sent(
+    reply: Callable[[int, list[float]], web.Response], ledger: Ledger, trusted: set[int], least: int = 4
+) -> Traffic:
+    with Server(reply) as server:
+        load = Traffic({MODEL: server.url}, ledger, lambda _, gain: gain in trusted)
+        load.start()
+        deadline = time.monotonic() + 30
+        while server.asked < least and time.monotonic() < deadline:
+            time.sleep(0.02)
+        load.stop()
+    assert load.requests > 0
+    return load
+
+
+def test_answers_of_what_was_verified_break_nothing() -> None:
+    ledger = Ledger()
+    load = sent(lambda n, row: answer(row, 3), ledger, {3})
+    assert (dict(ledger.broken), load.failed, dict(load.tries_failed)) == ({}, 0, {})
+    assert {key: first.gain for key, first in load.firsts().items()} == {(MODEL, "aaa"): 3}
+
+
+def test_an_answer_of_another_engine_is_seen() -> None:
+    ledger = Ledger()
+    sent(lambda n, row: answer(row, 3 if n < 3 else 1000, "aaa" if n < 3 else "bbb"), ledger, {3})
+    assert set(ledger.broken) == {"an unverified engine answered"}
+
+
+def test_a_revision_that_answers_in_two_ways_is_seen() -> None:
+    ledger = Ledger()
+    sent(lambda n, row: answer(row, 3 if n < 3 else 4), ledger, {3, 4})
+    assert set(ledger.broken) == {"a revision is one engine"}
+
+
+def test_a_try_that_fails_is_forgiven_in_declared_times_only() -> None:
+    def reply(n: int, row: list[float]) -> web.Response:
+        return web.Response(status=503) if n == 1 else answer(row, 3)
+
+    ledger = Ledger()
+    load = sent(reply, ledger, {3})
+    assert (set(ledger.broken), load.failed) == ({"a try failed outside declared times"}, 0)
+    ledger = Ledger()
+    ledger.excuse(MODEL, 60.0)
+    load = sent(reply, ledger, {3})
+    assert (dict(ledger.broken), load.failed, dict(load.tries_failed)) == ({}, 0, {"503": 1})
+
+
+def test_a_request_that_is_never_answered_or_answered_wrongly_is_never_forgiven(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(traffic, "LIFETIME", 0.5)
+    for reply in (
+        lambda n, row: web.Response(status=503),
+        lambda n, row: web.Response(status=500),
+        lambda n, row: web.json_response({"outputs": [{"data": [0.0]}]}, headers={traffic.REVISION: "aaa"}),
+    ):
+        ledger = Ledger()
+        ledger.excuse(MODEL, 60.0)
+        load = sent(reply, ledger, {3})
+        assert set(ledger.broken) == {"a request failed"}
+        assert load.failed == load.requests
