@@ -26,6 +26,7 @@ CANARY_SECONDS = 40.0  # that an edit waits for a canary
 JOB_SECONDS = 20.0  # that a kill waits for a Job to run
 STEADY_SECONDS = 45.0  # a worker that was left alone for so long is one that others may lean on
 KNOWN_SECONDS = 5.0  # after kubelet or API server came back
+HUNG_SECONDS = 65.0  # three probes of 10 s, each with 5 s, and 10 s for its end: after that the kubelet has ended it
 RESTARTS = 2  # of a container; after more the kubelet would wait for minutes before it starts it again
 FORCED: Json = {"kind": "DeleteOptions", "apiVersion": "v1", "gracePeriodSeconds": 0}
 HOST = "trtmodel_worker.host"
@@ -128,10 +129,15 @@ def _operator_pod(scene: Scene, action: Action) -> str:
 
 def _operator_freeze(scene: Scene, action: Action) -> str:
     pod = _operator(scene, action)
-    pid = _signalled(scene, pod, signal.SIGSTOP)
+    begin, pid = time.time(), _signalled(scene, pod, signal.SIGSTOP)
     scene.ledger.tell(action.kind, f"{_name(pod)}, process {pid} stands still for {action.seconds:g} s")
     scene.over.wait(action.seconds)
-    return f"{_name(pod)} goes on" if scene.machine.thaw(pid) else f"{_name(pod)} was ended meanwhile"
+    if not scene.machine.thaw(pid):
+        return f"{_name(pod)} was ended meanwhile"
+    stood = time.time() - begin
+    if stood > HUNG_SECONDS and scene.ledger.saw_since(begin):
+        scene.ledger.violation("what hangs is started again", f"{_name(pod)} stood still for {stood:.0f} s")
+    return f"{_name(pod)} goes on"
 
 
 def _job_kill(scene: Scene, action: Action) -> str:

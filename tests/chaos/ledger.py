@@ -80,6 +80,11 @@ class Ledger:
         with self._lock:
             return {span.subject for span in self._hit if span.covers(model, at)}
 
+    def saw_since(self, begin: float) -> bool:
+        """Whether neither kubelet nor API server was gone since then."""
+        with self._lock:
+            return not any(span.end >= begin for span in self._blind)
+
     def sees(self, at: float, after: float = BLIND_SECONDS) -> bool:
         """Whether what the API told of pods at that time is true: neither kubelet nor API server was gone, or had come
         back less than `after` seconds before."""

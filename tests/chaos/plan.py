@@ -32,7 +32,7 @@ DECK: Mapping[str, int] = {
 
 # From and to, in seconds; what is not here is over at once.
 LASTS: Mapping[str, tuple[float, float]] = {
-    OPERATOR_FREEZE: (15.0, 50.0),
+    OPERATOR_FREEZE: (20.0, 80.0),
     WORKER_FREEZE: (2.0, 12.0),
     KUBELET: (3.0, 20.0),
     API_SERVER: (2.0, 25.0),
@@ -61,26 +61,28 @@ class Action:
 
     @property
     def end(self) -> float:
-        return self.at + self.seconds
+        return round(self.at + self.seconds, 1)
 
 
 def plan(seed: int, minutes: float) -> tuple[Action, ...]:
     """In the order of their times; all are over when the time is."""
     chance = random.Random(seed)
-    length, at = minutes * 60.0, FIRST_AT
+    length, at, free = minutes * 60.0, FIRST_AT, 0.0
     cards: list[str] = []
     actions: list[Action] = []
-    while True:
+    while at <= length:
         cards = cards or _shuffled(chance)
         kind = cards.pop()
         model = chance.choice(MODELS) if kind in OF_A_MODEL else ""
         seconds = round(chance.uniform(*LASTS[kind]), 1) if kind in LASTS else 0.0
         if kind in ALONE:
-            at = max([at, *(a.end + GAP[0] for a in actions if a.kind in ALONE)])
-        if at + seconds > length:
-            return tuple(actions)
-        actions.append(Action(round(at, 1), kind, model, seconds, round(chance.random(), 3)))
-        at += chance.uniform(*GAP)
+            at = max(at, free)
+            free = round(at + seconds + GAP[0], 1)
+        action = Action(at, kind, model, seconds, round(chance.random(), 3))
+        if action.end <= length:
+            actions.append(action)
+        at = round(at + chance.uniform(*GAP), 1)
+    return tuple(actions)
 
 
 def counts(actions: Sequence[Action]) -> dict[str, int]:

@@ -8,7 +8,7 @@ import pytest
 
 from chaos import actions, plan
 
-SEEDS = range(200)
+SEEDS = range(60)
 
 
 def test_a_seed_gives_the_same_plan_each_time_and_another_one_another() -> None:
@@ -16,11 +16,10 @@ def test_a_seed_gives_the_same_plan_each_time_and_another_one_another() -> None:
     assert len({plan.plan(seed, 10) for seed in SEEDS}) == len(SEEDS)
 
 
-def test_a_shorter_run_of_a_seed_begins_like_the_longer_one() -> None:
+def test_a_shorter_run_of_a_seed_is_the_longer_one_without_what_ends_later() -> None:
     """So a failure can be looked for in the shortest run that shows it."""
     for seed in SEEDS:
-        long, short = plan.plan(seed, 10), plan.plan(seed, 3)
-        assert long[: len(short)] == short
+        assert plan.plan(seed, 3) == tuple(a for a in plan.plan(seed, 10) if a.end <= 180)
 
 
 @pytest.mark.parametrize("minutes", [1, 2.5, 10])

@@ -72,6 +72,7 @@ def test_probes_ask_for_progress_and_give_five_seconds(helm: Helm) -> None:
     for probe, path in {"startupProbe": "/livez", "livenessProbe": "/livez", "readinessProbe": "/readyz"}.items():
         assert found[probe]["httpGet"] == {"path": path, "port": "probes"}
         assert found[probe]["timeoutSeconds"] == 5
+    assert found["livenessProbe"]["terminationGracePeriodSeconds"] == 10  # one that hangs takes no notice of SIGTERM
 
 
 def test_the_pod_is_restricted_as_the_pod_security_standard_wants_it(helm: Helm) -> None:
