@@ -130,6 +130,7 @@ async def run(settings: Settings) -> None:
         identity = f"{settings.pod_name}_{uuid.uuid4()}"
         lease = Lease(cluster, settings.namespace, settings.lease_name, identity)
         api.may_write = lambda: not lease.expired()
+        health.watch_over(lease.trouble)
         log.info("waiting for the lease %s/%s as %s", settings.namespace, settings.lease_name, identity)
         await lease.acquire()
         stack.push_async_callback(lease.release)
