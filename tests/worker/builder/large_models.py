@@ -1,15 +1,24 @@
 """Models whose weights are holes in a file: gigabytes to every reader, and nothing on the disk.
 
-By hand, for the figures of the largest ones:  python tests/worker/builder/large_models.py [directory]
+By hand, for the figures of the largest ones:
+
+    python tests/worker/builder/large_models.py [--limit BYTES] [directory]
+
+With a limit, check and Jobs run, together with this program, in a control group that has no more memory than that,
+files that it caches included. That takes root.
 """
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import os
 import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -130,27 +139,78 @@ def _memory_of_children() -> tuple[int, int]:
     return total[0], total[1]
 
 
-def main() -> None:
+@dataclass(frozen=True)
+class Group:
+    """A control group of this machine, of version 1 or 2."""
+
+    path: Path
+    limit_file: str
+    kills_file: str
+
+    @classmethod
+    def make(cls) -> Group:
+        name = f"large-models-{os.getpid()}"
+        if (v1 := Path("/sys/fs/cgroup/memory")).is_dir():
+            group = cls(v1 / name, "memory.limit_in_bytes", "memory.oom_control")
+        else:
+            group = cls(Path("/sys/fs/cgroup") / name, "memory.max", "memory.events")
+        group.path.mkdir()
+        return group
+
+    @contextlib.contextmanager
+    def joined(self, limit: int) -> Iterator[None]:
+        """This process and those that it starts are in it meanwhile."""
+        (self.path / self.limit_file).write_text(str(limit))
+        (self.path / "cgroup.procs").write_text(str(os.getpid()))
+        try:
+            yield
+        finally:
+            (self.path.parent / "cgroup.procs").write_text(str(os.getpid()))
+            self.path.rmdir()
+
+    def kills(self) -> int:
+        """How many processes in it ended for lack of memory."""
+        told = dict(line.split() for line in (self.path / self.kills_file).read_text().splitlines())
+        return int(told["oom_kill"])
+
+
+def examine(path: Path, folder: Path) -> None:
     from trtmodel_worker.builder.check import examined
 
-    with tempfile.TemporaryDirectory(dir=sys.argv[1] if len(sys.argv) > 1 else None) as directory:
+    size = sum(file.stat().st_size for file in folder.iterdir())
+    started = time.monotonic()
+    report = examined(path, path.name, folder, "ONNXRuntime")
+    seconds = time.monotonic() - started
+    print(f"{folder.name}: {size:,} bytes, check {seconds:.1f} s, peak memory {report.peak_bytes:,} bytes")
+    for finding in report.findings:
+        print(f"  {finding.severity.value}: {finding.text}")
+
+
+def build(path: Path, folder: Path) -> None:
+    started = time.monotonic()
+    said, own, mapped = build_job(path, folder)
+    seconds = time.monotonic() - started
+    print(f"  resolve and build: {seconds:.0f} s, peak memory {own:,} bytes, {mapped:,} with mapped files")
+    print(f"  {said}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--limit", type=int, help="bytes")
+    parser.add_argument("directory", nargs="?")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=options.directory) as directory:
         for make, layers in ((external, 48), (inside, 30)):
             folder = Path(directory) / make.__name__
             folder.mkdir()
             path = make(folder, layers)
-            size = sum(file.stat().st_size for file in folder.iterdir())
-            started = time.monotonic()
-            report = examined(path, path.name, folder, "ONNXRuntime")
-            seconds = time.monotonic() - started
-            print(f"{make.__name__}: {size:,} bytes, {seconds:.1f} s, peak memory {report.peak_bytes:,} bytes")
-            for finding in report.findings:
-                print(f"  {finding.severity.value}: {finding.text}")
-            if make is external:
-                started = time.monotonic()
-                said, own, mapped = build_job(path, folder)
-                seconds = time.monotonic() - started
-                print(f"  resolve and build: {seconds:.0f} s, peak memory {own:,} bytes, {mapped:,} with mapped files")
-                print(f"  {said}", flush=True)
+            group = Group.make() if options.limit else None
+            with group.joined(options.limit) if group else contextlib.nullcontext():
+                examine(path, folder)
+                if make is external:
+                    build(path, folder)
+                if group:
+                    print(f"  within {options.limit:,} bytes: {group.kills()} processes were killed", flush=True)
 
 
 if __name__ == "__main__":
