@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 from hollow.client import Kube, Refused  # noqa: E402
 from hollow.operators import NAMESPACE, OperatorProcess, total  # noqa: E402
 from hollow.plane import ControlPlane  # noqa: E402
+from localcluster.settings import KUBERNETES_VERSION as KUBERNETES_VERSION  # noqa: E402
 from seed import SECRET, TEMPLATE, Etcd, Template  # noqa: E402
 
 Json = dict[str, Any]
@@ -128,7 +129,7 @@ class Stand:
         self._stack.close()
 
     async def _seed(self) -> None:
-        # etcd's values as JSON, while the one is made that is copied; afterwards the API server writes as it always does.
+        # etcd's values are JSON while the one is made that is copied; later the API server writes as it always does.
         plane, etcd = self.plane, Etcd(self.plane.etcd)
         plane.options, usual = (*plane.options, "--storage-media-type", "application/json"), plane.options
         plane.kill_server()
@@ -191,33 +192,6 @@ class Stand:
         await self._each(keys, one)
         return written
 
-    async def models(self) -> list[Json]:
-        return (await self.kube.list_all("/apis/trtmodel.io/v1alpha1/trtmodels"))[0]
-
-    @contextlib.asynccontextmanager
-    async def first_jobs(self, mark: str) -> AsyncIterator[dict[tuple[str, str], float]]:
-        """When the first Job that reads the source `mark` was made, by model; filled while the context is open."""
-        seen: dict[tuple[str, str], float] = {}
-        ready = asyncio.Event()
-
-        async def look() -> None:
-            path, selector = "/apis/batch/v1/jobs", "trtmodel.io/kind=resolve"
-            ready.set()
-            async for kind, job in self.kube.watch(path, selector):
-                text = job["spec"]["template"]["spec"]["containers"][0]["env"]
-                if kind == "ADDED" and any(f"/{mark}/" in e.get("value", "") for e in text):
-                    key = job["metadata"]["namespace"], job["metadata"]["labels"]["trtmodel.io/model"]
-                    seen.setdefault(key, time.time())
-
-        task = asyncio.create_task(look())
-        await ready.wait()
-        await asyncio.sleep(1.0)  # until the watch is open
-        try:
-            yield seen
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-
     async def _create(self, key: tuple[str, str], source: str = "") -> None:
         body = {
             "apiVersion": "trtmodel.io/v1alpha1",
@@ -269,8 +243,20 @@ def settled(model: Json, mark: str = "") -> bool:
 
 
 def serving(operator: OperatorProcess) -> float:
+    """Series of thousands of models cost the operator more than all else at rest: seldom asked for."""
     return total(operator.metrics(), "trtmodel_operator_model_stage", 'stage="Serving"')
 
 
+def promoted(operator: OperatorProcess) -> float:
+    name = "trtmodel_operator_swaps_total"
+    return total(operator.metrics(name), name, 'result="Promoted"')
+
+
+def passes(operator: OperatorProcess) -> float:
+    name = "trtmodel_operator_reconcile_total"
+    return total(operator.metrics(name), name, 'result="done"')
+
+
 def api_requests(operator: OperatorProcess) -> float:
-    return total(operator.metrics(), "trtmodel_operator_api_requests_total")
+    name = "trtmodel_operator_api_requests_total"
+    return total(operator.metrics(name), name)

@@ -12,9 +12,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from trtmodel_operator import logs
 from trtmodel_operator.metrics import OperatorMetrics
 from trtmodel_operator.ports import Cluster, ClusterError, Conflict, Key
-from trtmodel_operator.queue import WorkQueue
+from trtmodel_operator.queue import AGAIN, WorkQueue
 
-WORKERS = 8
+WORKERS = 32  # passes at a time: most of a pass is waiting for answers
 RESYNC = 300.0  # seconds
 AGAIN_RATE = 5.0  # models a second that are looked at again though nothing is known to have changed
 PASS_TIMEOUT = 45.0  # seconds of one pass; less than STUCK, so that a slow API server is no reason to be restarted
@@ -184,14 +184,14 @@ class Controller:
                 return
             else:
                 for key in [*gone, *(key for key in listed if key not in known)]:
-                    self._queue.add_aside(key)
+                    self._queue.add(key, AGAIN)
                 round_ = round_ or deque(key for key in listed if key in known)
                 known = set(listed)
             until = time.monotonic() + self._resync * random.uniform(0.95, 1.05)  # noqa: S311 - spreads load
             pause = max(1 / AGAIN_RATE, self._resync / 2 / max(1, len(round_)))
             while (left := until - time.monotonic()) > 0:
                 if round_:
-                    self._queue.add_aside(round_.popleft())
+                    self._queue.add(round_.popleft(), AGAIN)
                 await asyncio.sleep(min(left, pause) if round_ else left)
 
     async def _for_ever(self, run: Callable[[], Awaitable[None]]) -> None:

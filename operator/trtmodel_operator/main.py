@@ -19,6 +19,7 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import kopf
+import uvloop
 from trtmodel_contract.version import product_version
 
 from trtmodel_operator import logs
@@ -42,7 +43,7 @@ from trtmodel_operator.lease import Lease
 from trtmodel_operator.manifests import API_VERSION, GROUP, VERSION, JobPolicy
 from trtmodel_operator.metrics import OperatorMetrics
 from trtmodel_operator.ports import ClusterError, Key
-from trtmodel_operator.queue import WorkQueue
+from trtmodel_operator.queue import ASKED, CHANGED, WorkQueue
 from trtmodel_operator.reconcile import Reconciler
 from trtmodel_operator.rotation import DAY, Rotation
 from trtmodel_operator.settings import Settings, SettingsError, from_environment
@@ -72,13 +73,15 @@ def handlers(
     def login(**kwargs: Any) -> Any:
         return kopf.login_with_service_account(**kwargs) or kopf.login_with_kubeconfig(**kwargs)
 
-    async def model(type: str | None, namespace: str, name: str, meta: Any, **_: Any) -> None:  # noqa: A002
+    async def model(type: str | None, namespace: str, name: str, meta: Any, status: Any, **_: Any) -> None:  # noqa: A002
         metrics.events.labels("TRTModel").inc()
         annotations = tuple(sorted(meta.get("annotations", {}).items()))  # may be large, so only their hash is kept
         wishes = hash((meta.get("uid"), meta.get("generation"), meta.get("deletionTimestamp"), annotations))
         news = witness.deliver((namespace, name), meta.get("resourceVersion", ""), wishes)
         if news or type != "MODIFIED":
-            queue.add((namespace, name))
+            # Of the thousands that a new leader is shown first, those go ahead that changed while nobody led.
+            asked = news and (type is not None or status.get("observedGeneration") != meta.get("generation"))
+            queue.add((namespace, name), ASKED if asked else CHANGED)
 
     async def cleanup(**_: Any) -> None:
         # kopf waits five seconds for every task that was made since it began, then cancels it: ours end before.
@@ -238,7 +241,8 @@ def main() -> None:
     logs.set_up(settings.log_level)
     log.info("starting: %s, worker image %s", API_VERSION, settings.worker_image)
     try:
-        asyncio.run(run(settings))
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(run(settings))
     except asyncio.CancelledError:
         log.info("stopped while it was starting or waiting")
     except SigningKeyError as e:

@@ -3,8 +3,9 @@
 A key is queued once however often it is added; it is worked on by at most one worker at a time; added while it is
 worked on, it is queued again when the work is done. So no event is lost and no two passes of one model overlap.
 
-There are two lanes: what changed, and what is only looked at again. Of five turns the second lane gets one, so that
-neither a resync of thousands holds up a change, nor a storm of changes the resync.
+There are three lanes: what people asked for, what changed, and what is only looked at again. The first goes before the
+second, and that before the third; but of five turns each of the others gets one, so that no storm in one of them stops
+another.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from trtmodel_operator.ports import Key
 
 BACKOFF_FIRST = 1.0  # seconds
 BACKOFF_MOST = 300.0
-SHARE = 5  # of so many turns one is the second lane's
+SHARE = 5  # of so many turns one is the second lane's and one the third's
+ASKED, CHANGED, AGAIN = 0, 1, 2  # the lanes
 
 
 class Timer(Protocol):
@@ -39,28 +41,29 @@ class WorkQueue:
         self._now = now
         self._call_later = call_later
         self._jitter = jitter
-        self._waiting: dict[Key, float] = {}  # in order; the value is since when
-        self._aside: dict[Key, float] = {}  # the second lane; no key is in both
+        self._lanes: tuple[dict[Key, float], ...] = ({}, {}, {})  # in order; the value is since when
+        self._lane_of: dict[Key, int] = {}  # no key is in two
         self._turn = 0
         self._running: set[Key] = set()
-        self._again: set[Key] = set()  # added while running
+        self._again: dict[Key, int] = {}  # added while running -> lane
         self._timers: dict[Key, tuple[float, Timer]] = {}
         self._failures: dict[Key, int] = {}
         self._filled = asyncio.Event()
 
-    def add(self, key: Key) -> None:
+    def add(self, key: Key, lane: int = CHANGED) -> None:
+        """To this lane, unless it waits in it or an earlier one already. While it is worked on, a mere look is not
+        wanted."""
         if key in self._running:
-            self._again.add(key)
-        elif key not in self._waiting:
-            self._aside.pop(key, None)
-            self._waiting[key] = self._now()
-            self._filled.set()
-
-    def add_aside(self, key: Key) -> None:
-        """To the second lane, unless it waits or is worked on already."""
-        if key not in self._running and key not in self._waiting and key not in self._aside:
-            self._aside[key] = self._now()
-            self._filled.set()
+            if lane < AGAIN:
+                self._again[key] = min(lane, self._again.get(key, lane))
+            return
+        held = self._lane_of.get(key)
+        if held is not None and held <= lane:
+            return
+        if held is not None:
+            del self._lanes[held][key]
+        self._lanes[lane][key], self._lane_of[key] = self._now(), lane
+        self._filled.set()
 
     def add_after(self, key: Key, seconds: float) -> None:
         """Of several, the earliest counts."""
@@ -89,13 +92,14 @@ class WorkQueue:
     async def get(self) -> Key:
         """The key that waits longest in the lane whose turn it is. A timer of the key is dropped: the pass that begins
         sets its own."""
-        while not self._waiting and not self._aside:
+        while not self._lane_of:
             self._filled.clear()
             await self._filled.wait()
         self._turn = (self._turn + 1) % SHARE
-        lane = self._aside if self._aside and (not self._waiting or self._turn == 0) else self._waiting
+        lanes = [self._lanes[self._turn], *self._lanes] if self._turn in (CHANGED, AGAIN) else self._lanes
+        lane = next(lane for lane in lanes if lane)
         key = next(iter(lane))
-        del lane[key]
+        del lane[key], self._lane_of[key]
         self._running.add(key)
         if held := self._timers.pop(key, None):
             held[1].cancel()
@@ -103,16 +107,16 @@ class WorkQueue:
 
     def done(self, key: Key) -> None:
         self._running.discard(key)
-        if key in self._again:
-            self._again.discard(key)
-            self.add(key)
+        if (lane := self._again.pop(key, None)) is not None:
+            self.add(key, lane)
 
     def depth(self) -> int:
-        return len(self._waiting) + len(self._aside)
+        return len(self._lane_of)
 
     def oldest(self) -> float:
-        """How long the first key of the first lane has waited, in seconds."""
-        return self._now() - next(iter(self._waiting.values())) if self._waiting else 0.0
+        """How long a change has waited at most, in seconds."""
+        first = [next(iter(lane.values())) for lane in self._lanes[:AGAIN] if lane]
+        return self._now() - min(first) if first else 0.0
 
     def _expired(self, key: Key) -> None:
         del self._timers[key]

@@ -52,13 +52,14 @@ class OperatorProcess:
         """Status and text; 0 and the cause if there is no answer."""
         return self._get("TRTMODEL_HTTP_PORT", path)
 
-    def metrics(self) -> dict[tuple[str, str], float]:
-        """(name, labels as text) -> value; empty if it does not answer."""
-        status, text = self._get("TRTMODEL_METRICS_PORT", "/metrics")
+    def metrics(self, *names: str) -> dict[tuple[str, str], float]:
+        """(name, labels as text) -> value, of all series or those of these names; empty if it does not answer."""
+        query = "&".join(f"name[]={name}" for name in names)
+        status, text = self._get("TRTMODEL_METRICS_PORT", f"/metrics?{query}")
         return {(n, labels): float(v) for n, labels, v in _SERIES.findall(text)} if status == 200 else {}
 
     def leads(self) -> bool:
-        return self.metrics().get(("trtmodel_operator_leader", "")) == 1.0
+        return self.metrics("trtmodel_operator_leader").get(("trtmodel_operator_leader", "")) == 1.0
 
     def until(self, condition: Callable[[], bool], seconds: float = 60.0, every: float = 0.05) -> float:
         """How long it took, in seconds. Raises AssertionError with the log if it takes longer, or the process ends."""

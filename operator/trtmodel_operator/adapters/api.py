@@ -7,7 +7,6 @@ neither aiohttp's errors nor timeouts, so every failure is turned into one Clust
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -16,6 +15,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 import aiohttp
+import orjson
 from kubernetes.aio import config as kubernetes_config
 from kubernetes.aio.client import ApiClient, ApiException, Configuration
 
@@ -158,7 +158,7 @@ class Api:
                 raise ClusterError("WATCH", path, _cause(answer.reason, data), answer.status, wait)
             opened()
             async for line in _lines(answer.response):
-                event = json.loads(line)
+                event = orjson.loads(line)
                 if event.get("type") == "ERROR":
                     said = event.get("object") or {}
                     raise ClusterError("WATCH", path, str(said.get("message")), int(said.get("code") or 0))
@@ -253,7 +253,7 @@ class Api:
             data = await answer.read()
             status, code = answer.status, str(answer.status)
             if 200 <= status < 300:
-                return dict(json.loads(data)) if data else {}
+                return dict(orjson.loads(data)) if data else {}
             cause, retry_after = _cause(answer.reason, data), _seconds(answer.headers.get("Retry-After"))
         except TimeoutError:
             cause, code = "no answer in time: is the API server reachable and healthy?", "timeout"
@@ -301,7 +301,7 @@ def resource_of(path: str) -> str:
 
 def _cause(reason: Any, data: bytes) -> str:
     try:
-        found = json.loads(data)
+        found = orjson.loads(data)
         if isinstance(found, dict) and found.get("message"):
             return str(found["message"])[:_ERROR_BYTES]
     except ValueError:

@@ -15,11 +15,12 @@ watch that says nothing is opened again, and that it could be opened is a sign o
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import random
 import time
 from collections.abc import Callable, Iterable, Mapping
+
+import orjson
 
 from trtmodel_operator.adapters.api import Api
 from trtmodel_operator.manifests import ENV_MODEL_UID, LABEL_MODEL, LABEL_WAITING
@@ -57,7 +58,7 @@ class Kept:
         held = self._texts.get(name)
         if held is not None and version <= held[0]:
             return False
-        self._texts[name] = version, json.dumps(pruned(self.kind, item), separators=(",", ":")).encode()
+        self._texts[name] = version, orjson.dumps(pruned(self.kind, item))
         self._file(name, frozenset((meta["namespace"], owner) for owner in _filed_under(self.kind, meta)))
         if self.kind == "Job" and not has_ended(item):
             self._unfinished[name] = None
@@ -76,7 +77,7 @@ class Kept:
     def drop_but(self, names: Iterable[Key], version: int) -> list[Json]:
         """Forget what a list of this version did not show; the metadata of what went."""
         gone = [n for n in self._texts.keys() - set(names) if self._texts[n][0] <= version]
-        metas = [json.loads(self._texts[n][1])["metadata"] for n in gone]
+        metas = [orjson.loads(self._texts[n][1])["metadata"] for n in gone]
         for name in gone:
             self._drop(name)
         return metas
@@ -86,11 +87,11 @@ class Kept:
 
     def of(self, owner: Key) -> list[Json]:
         """Of the TRTModel of this name, or with `JOB` before it, of the Job."""
-        return [json.loads(self._texts[name][1]) for name in self._index.get(owner, ())]
+        return [orjson.loads(self._texts[name][1]) for name in self._index.get(owner, ())]
 
     def unfinished(self) -> list[Json]:
         """Jobs that did not end."""
-        return [json.loads(self._texts[name][1]) for name in self._unfinished]
+        return [orjson.loads(self._texts[name][1]) for name in self._unfinished]
 
     def _drop(self, name: Key) -> None:
         self._file(name, frozenset())

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 from trtmodel_operator.ports import Key
-from trtmodel_operator.queue import BACKOFF_MOST, WorkQueue
+from trtmodel_operator.queue import AGAIN, ASKED, BACKOFF_MOST, WorkQueue
 
 A: Key = ("ml", "a")
 B: Key = ("ml", "b")
@@ -152,16 +152,48 @@ def test_the_oldest_key_tells_how_long_it_has_waited(queue: WorkQueue, time: Tim
     assert queue.oldest() == 3
 
 
-def test_what_changed_goes_first_and_what_is_looked_at_again_has_every_fifth_turn(queue: WorkQueue) -> None:
+def test_what_people_ask_for_goes_first_and_of_five_turns_each_other_lane_has_one(queue: WorkQueue) -> None:
     async def scene() -> None:
         for n in range(3):
-            queue.add_aside(("ml", f"again-{n}"))
-        for n in range(8):
+            queue.add(("ml", f"again-{n}"), AGAIN)
+        for n in range(3):
             queue.add(("ml", f"changed-{n}"))
-        order = [(await queue.get())[1] for _ in range(11)]
-        assert order[:5] == ["changed-0", "changed-1", "changed-2", "changed-3", "again-0"]
-        assert order[5:10] == ["changed-4", "changed-5", "changed-6", "changed-7", "again-1"]
-        assert order[10] == "again-2"
+        for n in range(7):
+            queue.add(("ml", f"asked-{n}"), ASKED)
+        order = [(await queue.get())[1] for _ in range(13)]
+        assert order[:5] == ["changed-0", "again-0", "asked-0", "asked-1", "asked-2"]
+        assert order[5:10] == ["changed-1", "again-1", "asked-3", "asked-4", "asked-5"]
+        assert order[10:] == ["changed-2", "again-2", "asked-6"]
+
+    asyncio.run(scene())
+
+
+def test_without_anything_else_to_do_changes_go_before_what_is_looked_at_again(queue: WorkQueue) -> None:
+    async def scene() -> None:
+        queue.add(("ml", "again"), AGAIN)
+        for n in range(2):
+            queue.add(("ml", f"changed-{n}"))
+        assert await queue.get() == ("ml", "changed-0")
+        assert await queue.get() == ("ml", "again")  # its turn
+        queue.add(("ml", "again-2"), AGAIN)
+        assert await queue.get() == ("ml", "changed-1")
+
+    asyncio.run(scene())
+
+
+def test_what_people_ask_for_overtakes_what_the_model_waited_for_already(queue: WorkQueue) -> None:
+    async def scene() -> None:
+        queue.add(B)
+        queue.add(A)
+        queue.add(A, ASKED)
+        queue.add(A, AGAIN)
+        assert queue.depth() == 2
+        assert [await queue.get(), await queue.get()] == [B, A]  # the first turn is the changes'
+        queue.add(B, ASKED)  # while it is worked on
+        queue.add(B)
+        queue.add(("ml", "c"))
+        queue.done(B)
+        assert await queue.get() == B
 
     asyncio.run(scene())
 
@@ -170,12 +202,12 @@ def test_a_change_of_a_model_that_waits_to_be_looked_at_again_makes_one_pass_in_
     queue: WorkQueue,
 ) -> None:
     async def scene() -> None:
-        queue.add_aside(("ml", "a"))
+        queue.add(("ml", "a"), AGAIN)
         queue.add(("ml", "a"))
-        queue.add_aside(("ml", "a"))
+        queue.add(("ml", "a"), AGAIN)
         assert queue.depth() == 1
         assert await queue.get() == ("ml", "a")
-        queue.add_aside(("ml", "a"))  # the pass that runs looks at it
+        queue.add(("ml", "a"), AGAIN)  # the pass that runs looks at it
         assert queue.depth() == 0
 
     asyncio.run(scene())
