@@ -46,6 +46,23 @@ def test_it_serves_from_the_pointer_without_an_operator_and_loads_the_standby_af
     assert report.key_ids == (worker.operator.key_id,)
 
 
+def test_an_operator_that_is_faster_than_the_look_at_the_machine_is_followed_as_soon_as_that_is_over(
+    worker: WorkerProcess, engines: list[Any]
+) -> None:
+    """No try fails meanwhile: the next one would be seconds later."""
+    worker.environment |= {"TRTMODEL_RUNTIME": "TestLate", "TMPDIR": str(worker.directory)}
+    worker.point(engines[0])
+    worker.start()
+    worker.wait_listening()
+    assert worker.desire(engines[0]).status == 200
+    states = {worker.wait_engine(engines[0].manifest_digest, EngineState.FETCHING).state for _ in range(20)}
+    assert states == {EngineState.FETCHING}
+    (worker.directory / "seen").touch()
+    worker.wait_ready()
+    assert worker.report().load_key == LOAD_KEY
+    assert "NotStarted" not in worker.tail()
+
+
 def test_a_pointer_that_comes_later_or_changes_is_followed_if_its_sequence_is_higher(
     worker: WorkerProcess, engines: list[Any]
 ) -> None:

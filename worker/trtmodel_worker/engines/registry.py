@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import importlib
 from importlib.metadata import entry_points
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
-from trtmodel_worker.engines.base import Runtime
 from trtmodel_worker.engines.building import Builder
+
+if TYPE_CHECKING:  # NumPy, which takes longer to import than a look at the machine
+    from trtmodel_worker.engines.base import Runtime
 
 ENTRY_POINTS = "trtmodel.runtimes"
 _FACTORIES = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import mmap
 from pathlib import Path
@@ -43,6 +44,11 @@ class Artifacts:
     def __init__(self, store: ArtifactStore, cache_dir: Path) -> None:
         self._store = store
         self._cache = cache_dir
+
+    def reach(self) -> None:
+        """The first request to a store takes longest: a library to load, credentials to find, a connection to make."""
+        with contextlib.suppress(StorageError):
+            self._store.objects.now()
 
     def manifest(self, artifact: SignedArtifact, load_key: LoadKey) -> Manifest:
         """The manifest, if it is for this machine. Raises Refused before any large file is touched."""

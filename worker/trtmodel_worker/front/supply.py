@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import threading
 
 from trtmodel_contract.control import SignedArtifact
 from trtmodel_contract.identity import LoadKey, Storage
@@ -27,9 +28,16 @@ class Supply:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._artifacts: tuple[Storage, Artifacts] | None = None
+        self._opening = threading.Lock()
         self._kept: set[str] = set()
         self._preparing = Reading("prepare")
         self._restarting = Reading("restart")
+
+    async def reach(self, storage: Storage) -> None:
+        """Engines will be fetched from there. Whatever goes wrong, the fetch will tell."""
+        with contextlib.suppress(Refused):
+            reach = functools.partial(self._reach, storage)
+            await self._preparing.run(self._settings.prepare_seconds, "the storage", reach, lambda _: None)
 
     async def fetched(
         self, storage: Storage, artifact: SignedArtifact, load_key: LoadKey
@@ -62,6 +70,9 @@ class Supply:
         self._preparing.close()
         self._restarting.close()
 
+    def _reach(self, storage: Storage) -> None:
+        self._open(storage).reach()
+
     def _fetch(self, storage: Storage, artifact: SignedArtifact, load_key: LoadKey) -> tuple[Artifacts, Manifest]:
         """Blocks, as long as the storage likes."""
         artifacts = self._open(storage)
@@ -70,10 +81,11 @@ class Supply:
         return artifacts, manifest
 
     def _open(self, storage: Storage) -> Artifacts:
-        if self._artifacts is None or self._artifacts[0] != storage:
-            try:
-                store = ArtifactStore(storage, self._settings.namespace, self._settings.credentials_dir)
-            except StorageError as e:
-                raise Refused(e.reason.value, e.message, transient=True) from e
-            self._artifacts = (storage, Artifacts(store, self._settings.cache_dir))
-        return self._artifacts[1]
+        with self._opening:
+            if self._artifacts is None or self._artifacts[0] != storage:
+                try:
+                    store = ArtifactStore(storage, self._settings.namespace, self._settings.credentials_dir)
+                except StorageError as e:
+                    raise Refused(e.reason.value, e.message, transient=True) from e
+                self._artifacts = (storage, Artifacts(store, self._settings.cache_dir))
+            return self._artifacts[1]

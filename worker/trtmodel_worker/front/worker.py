@@ -77,6 +77,7 @@ class Worker:
         self.arenas = Arenas((settings.lanes or MOST_LANES) * settings.hosts, settings.output_bytes)
         self.hosts = Hosts(settings.runtime, self._is_crowded)
         self.machine: Machine | None = None
+        self._described = asyncio.Event()
         self._cpus = usable_cpus()
         self.draining = False
         self.version = 1
@@ -118,6 +119,7 @@ class Worker:
             asyncio.create_task(self._watch.run(), name="mounts"),
             asyncio.create_task(self.swapper.run(), name="swap"),
             asyncio.create_task(self._describe(), name="describe"),
+            asyncio.create_task(self._reach_storage(), name="storage"),
             asyncio.create_task(self.golden.run(), name="golden samples"),
             asyncio.create_task(self._watch_traffic(), name="traffic"),
             asyncio.create_task(self._watch_device(), name="device"),
@@ -159,9 +161,15 @@ class Worker:
                 log.error("%s: %s", e.reason, e.message)
                 self._say(f"{e.reason}: {e.message}")
                 await asyncio.sleep(_DESCRIBE_RETRY_SECONDS)
+        self._described.set()
         if self._pointer is not None:
             self._follow(self._pointer)
         self.changed()
+
+    async def _reach_storage(self) -> None:
+        """While the machine is looked at: both are needed before the first engine can be loaded."""
+        if self._pointer is not None:
+            await self._supply.reach(self._pointer.storage)
 
     # -- what comes in
 
@@ -226,9 +234,11 @@ class Worker:
         except Refused:
             self.untrusted["engine"] += 1
             raise
-        if self._pointer is None or self.machine is None:
+        if self._pointer is None:
             raise Refused("NotStarted", "no pointer was mounted yet", transient=True)
         progress(EngineState.FETCHING)
+        await self._described.wait()  # the operator may be faster than the look at this machine
+        assert self.machine is not None
         began = time.monotonic()
         artifacts, manifest = await self._supply.fetched(self._pointer.storage, artifact, self.machine.load_key)
         self._stats_of(manifest.revision).fetch_seconds = time.monotonic() - began

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import mmap
 import os
 import select
 import signal
 import socket
-import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import NoReturn
 
-from trtmodel_contract.codec import dumps, encode, loads
+from trtmodel_contract.codec import dumps, loads
 from trtmodel_contract.control import DEVICE_LOST
 from trtmodel_contract.exitcodes import HostExit
 from trtmodel_contract.manifest import Manifest, TensorSpec
@@ -40,17 +38,6 @@ class _Refusal(Exception):
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
         self.reason = reason
-
-
-def describe(name: str) -> int:
-    """Print what decides whether an engine loads here, as JSON."""
-    try:
-        machine = runtime(name)
-        print(json.dumps({"loadKey": encode(machine.load_key()), "driver": machine.driver()}))
-    except (ValueError, ImportError, EngineError, OSError) as e:
-        print(f"the runtime cannot be used here: {e}", file=sys.stderr)
-        return HostExit.CANNOT_LOAD
-    return HostExit.DONE
 
 
 def serve(config: HostConfig) -> NoReturn:

@@ -3,10 +3,14 @@ this machine, so it is compiled once and loads without being optimised again."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from trtmodel_contract.identity import LoadKey, Profile
 
-from trtmodel_worker.engines.base import Engine
 from trtmodel_worker.engines.onnxruntime import machine
+
+if TYPE_CHECKING:  # NumPy, as in the registry
+    from trtmodel_worker.engines.base import Engine
 
 
 class OnnxRuntime:
