@@ -29,6 +29,8 @@ ADOPTED = "Adopted"
 STEP_PAUSED = "StepPaused"  # at a step that a person has to lift
 AWAITING_PROMOTION = "AwaitingPromotion"
 GOING_BACK = "GoingBack"
+PLATFORM_CHANGES = "PlatformChanges"  # workers of another image, or with other pod settings, are tried
+WORKERS_LEAVE = "WorkersLeave"  # of the platform of before, or of one that was taken back
 
 # Why a revision is not tried, or not any more
 ROLLED_BACK = "RolledBack"
@@ -57,6 +59,7 @@ NO_ENGINE_FOR_LOAD_KEY = "NoEngineForLoadKey"
 OTHER_LOAD_KEY = "OtherLoadKey"
 NO_STAGED_ENGINE = "NoStagedEngine"
 TARGET_FAILED = "TargetFailed"
+NO_ROOM = "NoRoomForWorker"
 CLUSTER_REFUSED = "ClusterRefused"
 
 # Only in conditions

@@ -6,10 +6,11 @@ never assumes that an earlier pass left things in order.
 
     out of the way    deleting; adopt what runs (status was lost); take the command
     safety            a candidate that workers cannot hold; an analysis that says no; a deadline
-    what is wanted    spec unreadable; going back; paused; resolve; superseded; rejected; build; gate; extend
+    what is wanted    spec unreadable; platform pinned; going back; paused; resolve; superseded; platform superseded;
+                      change platform; rejected; build; gate; extend
     the way there     scaled to zero; first rollout; target failed; steps edited; prepare; wait for a person; advance;
                       watch; confirm; promote
-    nothing to do     settle
+    nothing to do     platform taken back; settle
 
 Repair is no rule: whatever was decided, `workers.settle_plan` ends each pass by comparing what the memory says that
 pointers, Deployments and workers should be with what they are, and adds what is missing. The memory is written before
@@ -32,6 +33,12 @@ from trtmodel_operator.decide.farewell import deleting, guarded
 from trtmodel_operator.decide.gates import confirm_promotion
 from trtmodel_operator.decide.goback import going_back
 from trtmodel_operator.decide.making import build, extend
+from trtmodel_operator.decide.platforms import (
+    change_platform,
+    platform_pinned,
+    platform_superseded,
+    platform_taken_back,
+)
 from trtmodel_operator.decide.safety import analysis_says_no, cannot_be_held, deadline_passed
 from trtmodel_operator.decide.steps import (
     advance,
@@ -57,10 +64,13 @@ RULES: tuple[Callable[[Turn], Outcome | None], ...] = (
     analysis_says_no,
     deadline_passed,
     spec_unreadable,
+    platform_pinned,
     going_back,
     paused,
     resolve,
     superseded,
+    platform_superseded,
+    change_platform,
     rejected,
     build,
     gate,
@@ -75,6 +85,7 @@ RULES: tuple[Callable[[Turn], Outcome | None], ...] = (
     watch,
     confirm_promotion,
     promote,
+    platform_taken_back,
 )
 
 

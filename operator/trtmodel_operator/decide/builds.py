@@ -9,7 +9,7 @@ from trtmodel_contract.identity import LoadKey, short_hash
 from trtmodel_contract.jobs import FoundArtifact, ResolveResult
 
 from trtmodel_operator import facts, manifests, reasons
-from trtmodel_operator.decide import gates, jobs
+from trtmodel_operator.decide import gates, jobs, members
 from trtmodel_operator.decide.turn import (
     BUILT_KEPT,
     LATER,
@@ -84,7 +84,7 @@ def superseded(turn: Turn) -> Outcome | None:
     """The candidate is not what is asked for any more: A to B to A, or A to B to C in flight. Its workers return to
     stable at once. (With no stable it stays until its successor passed the gate: it may be all that serves.)"""
     candidate, stable, wanted = turn.memory.candidate, turn.memory.stable, wanted_revision(turn)
-    if candidate is None or stable is None or candidate.revision == wanted:
+    if candidate is None or stable is None or candidate.revision == wanted or members.trial(turn.memory) is not None:
         return None
     back = wanted == stable.revision
     message = f"{candidate.revision} was superseded by {wanted}" + (", which is stable already" if back else "")
@@ -95,12 +95,13 @@ def superseded(turn: Turn) -> Outcome | None:
 def rejected(turn: Turn) -> Outcome | None:
     """The revision was tried and taken back, or failed its gate, under these very limits."""
     memory, wanted = turn.memory, wanted_revision(turn)
-    entry = _rejection(turn, wanted)
+    entry = rejection(turn, wanted)
     if entry is None or (memory.stable is not None and memory.stable.revision == wanted):
         return None
+    if members.trial(memory) is not None:
+        return None  # of other workers, which its revision says nothing about
     if not entry.key:
-        bound = replace(entry, key=verification_key(turn.seen.spec))
-        turn.remember(rejected=tuple(bound if r is entry else r for r in memory.rejected))
+        bind(turn, entry)
     if memory.candidate is not None and memory.candidate.revision == wanted:
         drop_candidate(turn, reasons.ROLLED_BACK, entry.reason, entry.message)
     return Outcome(_rejected_situation(turn, entry), None if facts.settled(turn.seen, memory.stable) else LATER)
@@ -169,10 +170,16 @@ def in_the_making(turn: Turn) -> bool:
     """The wanted revision is known and neither stable, nor on trial, nor rejected."""
     memory, wanted = turn.memory, wanted_revision(turn)
     there = [d.revision for d in (memory.stable, memory.candidate) if d is not None]
-    return bool(wanted) and wanted not in there and _rejection(turn, wanted) is None
+    return bool(wanted) and wanted not in there and rejection(turn, wanted) is None
 
 
-def _rejection(turn: Turn, revision: str) -> Rejected | None:
+def bind(turn: Turn, entry: Rejected) -> None:
+    """To today's limits, under which it is read for the first time."""
+    bound = replace(entry, key=verification_key(turn.seen.spec))
+    turn.remember(rejected=tuple(bound if r is entry else r for r in turn.memory.rejected))
+
+
+def rejection(turn: Turn, revision: str) -> Rejected | None:
     """One that was taken back while the spec could not be read holds for the first limits that are read again."""
     keys = ("", verification_key(turn.seen.spec))
     return next((r for r in turn.memory.rejected if r.revision == revision and r.key in keys), None)

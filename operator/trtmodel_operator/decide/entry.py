@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from trtmodel_operator import facts, reasons
-from trtmodel_operator.decide import builds
+from trtmodel_operator.decide import builds, platforms
 from trtmodel_operator.decide.turn import NEXT, Outcome, Turn, is_paused
 from trtmodel_operator.model import Artifact, Deployed, ObservedPointer, Platform, Situation, Stage
 
@@ -23,9 +23,7 @@ def adopt_what_runs(turn: Turn) -> Outcome | None:
     if stable is None:
         return None
     standby = _from_pointers([(p, p.standby) for p in newest_first])
-    names = {p.name for p in turn.seen.pointers}
-    workloads = sorted(turn.seen.workloads, key=lambda w: (w.name not in names, w.name))
-    platform = next((Platform(w.image, w.platform) for w in workloads if w.image), None)
+    platform = _platform_that_serves(turn)
     turn.remember(
         stable=stable,
         standby=standby if standby and standby.revision != stable.revision else None,
@@ -51,12 +49,27 @@ def paused(turn: Turn) -> Outcome | None:
     told."""
     if not is_paused(turn):
         return None
-    if builds.wanted_revision(turn) and turn.memory.candidate is None and not builds.in_the_making(turn):
+    making = builds.in_the_making(turn) or platforms.pending(turn) is not None
+    if builds.wanted_revision(turn) and turn.memory.candidate is None and not making:
         return None  # it serves, or was rejected
     message = "the rollout is paused: set spec.rollout.paused to false to go on"
     if turn.memory.paused and not turn.spec.rollout.paused:
         message = f"the rollout was paused by the command {turn.memory.paused}: use the command resume to go on"
     return Outcome(Situation(Stage.PAUSED, reasons.PAUSED, message, "paused"), builds.renewal(turn))
+
+
+def _platform_that_serves(turn: Turn) -> Platform | None:
+    """The one with the most workers that are ready. Of two that have as many it is not the one that the spec asks for:
+    that one was on trial, and is tried anew."""
+    names, asked = {p.name for p in turn.seen.pointers}, platforms.wanted_platform(turn)
+    ready = Counter(w.platform for w in facts.present(turn.seen) if w.ready)
+    found = [w for w in turn.seen.workloads if w.image]
+    best = min(
+        found,
+        key=lambda w: (-ready[w.platform], asked is not None and w.platform == asked.hash, w.name not in names, w.name),
+        default=None,
+    )
+    return Platform(best.image, best.platform, best.pod) if best is not None else None
 
 
 def _from_pointers(entries: Sequence[tuple[ObservedPointer, Deployed | None]]) -> Deployed | None:

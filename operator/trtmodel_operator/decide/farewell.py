@@ -109,7 +109,7 @@ def _by_hand(turn: Turn) -> str:
     """What frees the space later: the model's pins keep its engines for ever otherwise."""
     place = turn.spec.storage
     where = f"s3://{place.bucket}/{place.prefix}/{turn.seen.model.namespace}"
-    return f"Delete {where}/pins/{turn.seen.cluster}/{turn.seen.model.uid}, then run trtmodel collect {where}"
+    return f"Delete {where}/pins/{turn.seen.cluster}/{turn.seen.model.uid}, then run trtmodel cache collect {where}"
 
 
 def _going(message: str, *, stuck: bool = False) -> Situation:

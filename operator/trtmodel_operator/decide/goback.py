@@ -77,8 +77,10 @@ def lacking(turn: Turn, goal: Deployed, served: Deployed | None = None) -> str:
     """The first worker that there is no engine of it for; '' if there is one for each. A worker that has not told its
     load key is waited for where its target has any. With `served` only those count that this has an engine for: the
     others answer nobody now, so that they lose nothing."""
+    platform = turn.memory.platform
+    leaves = {w.uid for w in facts.present(turn.seen) if platform and w.platform not in ("", platform.hash)}
     for worker in facts.present(turn.seen):
-        if facts.digest_for(worker, goal) or (served is not None and not facts.digest_for(worker, served)):
+        if worker.uid in leaves or facts.digest_for(worker, goal) or (served is not None and not facts.digest_for(worker, served)):
             continue
         key = facts.load_key(worker)
         if key or all(a.target != worker.target for a in goal.artifacts):

@@ -41,7 +41,7 @@ _KEPT = ("cluster", "keep")  # fields of a resolve task that only say what the c
 
 @dataclass(frozen=True)
 class Work:
-    """`load_key`, `nodes`: see CreateJob."""
+    """`load_key`, `nodes`: see CreateJob. `image`: '' for that of the workers there are."""
 
     name: str
     kind: JobKind
@@ -50,6 +50,7 @@ class Work:
     stage: Stage
     load_key: str = ""
     nodes: tuple[str, ...] = ()
+    image: str = ""
 
 
 def done(turn: Turn, work: Work, what: str) -> ObservedJob | Outcome:
@@ -61,7 +62,8 @@ def done(turn: Turn, work: Work, what: str) -> ObservedJob | Outcome:
     job = next((j for j in turn.seen.jobs if j.name == work.name), None)
     limit = f"for {turn.spec.build.deadline} s at most (spec.build.deadline)"
     if job is None:
-        create = CreateJob(work.name, work.kind, work.target, work.task, image(turn), work.load_key, work.nodes)
+        made_by = _image(turn, work.image)
+        create = CreateJob(work.name, work.kind, work.target, work.task, made_by, work.load_key, work.nodes)
         message = f"{what} by Job {work.name}, {limit}"
         return Outcome(Situation(work.stage, work.stage.value, message), LATER, (create,))
     if job.state is not JobState.RUNNING:
@@ -118,14 +120,14 @@ def resolve_name(turn: Turn) -> str:
     return f"{turn.seen.model.name}-resolve-{short_hash(resolve_key(turn), _pod(turn))}"
 
 
-def build_name(turn: Turn, target: Target, resolved: Resolved, load_key: str = "") -> str:
+def build_name(turn: Turn, target: Target, resolved: Resolved, load_key: str = "", made_by: str = "") -> str:
     """Without what is the model's own: its name, what it calls the target, and its limits, which judge the figures that
-    the Job brings and not the Job."""
+    the Job brings and not the Job. `made_by`: another image than the workers have."""
     task = {name: value for name, value in encode(build_task(turn, resolved)).items() if name not in _OWN}
     place = [target.gpu, target.gpus, target.node_selector, target.tolerations, load_key]
     question = canonical([task, encode(place)]).decode()
     again = (str(turn.memory.attempt), str(turn.memory.resolve_counter))
-    return f"build-{resolved.revision}-{short_hash(question, image(turn), _pod(turn), *again)}"
+    return f"build-{resolved.revision}-{short_hash(question, _image(turn, made_by), _pod(turn), *again)}"
 
 
 def _pod(turn: Turn) -> str:
@@ -142,6 +144,10 @@ def image(turn: Turn) -> str:
     if platform is not None and platform.image:
         return platform.image
     return turn.spec.serving.image or turn.seen.default_image
+
+
+def _image(turn: Turn, other: str) -> str:
+    return other or image(turn)
 
 
 def _calibration(turn: Turn, digest: str) -> CalibrationRequest | None:

@@ -5,6 +5,7 @@ One Job for each engine that is lacking, all of them at once. Which are lacking:
     a revision in the making    one for each target; and one for each load key that stable serves there
     one that serves, or tries   one for each load key that its workers report (another device, another driver's runtime,
                                 another instruction set), and for a target that was added to the spec
+    for another image           one for each target, by a Job of that image: it tells the load key of its runtime
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from dataclasses import dataclass, replace
 from trtmodel_contract.gate import Verdict, judge
 from trtmodel_contract.jobs import BuildResult, Reason
 
-from trtmodel_operator import facts, reasons
-from trtmodel_operator.decide import builds, jobs
+from trtmodel_operator import facts, manifests, reasons
+from trtmodel_operator.decide import builds, jobs, members
 from trtmodel_operator.decide.turn import BUILT_KEPT, LATER, NEXT, Outcome, Turn, roll_back
 from trtmodel_operator.model import (
     Artifact,
@@ -27,6 +28,7 @@ from trtmodel_operator.model import (
     JobKind,
     JobState,
     ObservedJob,
+    ObservedWorker,
     Resolved,
     Situation,
     Stage,
@@ -41,11 +43,13 @@ _ANSWERS = (reasons.BUILT, Reason.SOURCE_CHANGED.value)  # a Job's answer was ta
 
 @dataclass(frozen=True)
 class Need:
-    """An engine that is lacking: for any node of the target, or for workers with this load key on these nodes."""
+    """An engine that is lacking: for any node of the target, or for workers with this load key on these nodes.
+    `image`: which the workers that lack it are made of, '' for those there are."""
 
     target: Target
     load_key: str = ""
     nodes: tuple[str, ...] = ()
+    image: str = ""
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -91,6 +95,46 @@ def extend(turn: Turn) -> Outcome | None:
     return replace(outcome, situation=replace(outcome.situation, reason=reason, message=message))
 
 
+def engines_for(turn: Turn, stable: Deployed, image: str) -> Outcome | None:
+    """What serves gets the engines that workers of another image need: None once it has them. (An image with the same
+    runtime finds in the bucket what there is.)"""
+    resolved = jobs.known(turn)
+    if resolved is None:
+        return None
+    have = {(a.target, a.load_key) for a in stable.artifacts}
+    for built in _built(turn):
+        if built.image == image and (built.target, str(built.artifact.load_key)) not in have:
+            return _add(turn, stable, built)
+    needs = _needs_of(turn, image)
+    return _make(turn, resolved, needs) if needs else None
+
+
+def jobs_for(turn: Turn, image: str) -> tuple[str, ...]:
+    """The names of the Jobs that build with this image."""
+    resolved = jobs.known(turn)
+    if resolved is None:
+        return ()
+    return tuple(jobs.build_name(turn, n.target, resolved, n.load_key, n.image) for n in _needs_of(turn, image))
+
+
+def _needs_of(turn: Turn, image: str) -> list[Need]:
+    """Targets for which no Job of this image has brought an engine."""
+    brought = {b.target for b in _built(turn) if b.image == image}
+    return [Need(target, image=image) for target in turn.spec.targets if target.name not in brought]
+
+
+def _all_needs(turn: Turn) -> list[Need]:
+    """Those of today's spec, and of the image that it asks for beside what serves."""
+    memory, asked = turn.memory, turn.spec.serving.image or turn.memory.default_image
+    needs = _needs(turn)
+    if memory.platform is None or memory.stable is None or asked in ("", memory.platform.image):
+        return needs
+    if memory.stable.revision != builds.wanted_revision(turn) or memory.candidate is not None:
+        return needs
+    refused = builds.rejection(turn, manifests.platform(asked, turn.spec.serving.pod).hash)
+    return needs if refused is not None else [*needs, *_needs_of(turn, asked)]
+
+
 def unwanted_jobs(turn: Turn) -> list[DeleteJob]:
     """Running Jobs whose answer nobody waits for any more. While the spec is being resolved a build goes on: it may
     turn out to be the wanted one."""
@@ -105,7 +149,8 @@ def unwanted_jobs(turn: Turn) -> list[DeleteJob]:
         # A worker that restarts reports nothing for a while: the build for its load key goes on.
         pinned, have = {j.load_key for j in turn.seen.jobs if j.load_key}, _have(turn)
         lacking = [(t, key) for t in turn.spec.targets for key in pinned if (t.name, key) not in have]
-        wanted |= {jobs.build_name(turn, target, resolved, key) for target, key in lacking}
+        images = {"", *(p.image for p in (members.trial(turn.memory),) if p is not None)}
+        wanted |= {jobs.build_name(turn, target, resolved, key, image) for target, key in lacking for image in images}
     running = [j for j in turn.seen.jobs if j.state is JobState.RUNNING]
     return [DeleteJob(name) for name in sorted(j.name for j in running if j.name not in wanted)]
 
@@ -116,9 +161,9 @@ def names_of_builds(turn: Turn) -> dict[str, tuple[str, ...]]:
         return {}
     resolved = jobs.known(turn)
     found: dict[str, tuple[str, ...]] = {}
-    for need in _needs(turn) if resolved is not None and turn.spec.tier.builds else ():
+    for need in _all_needs(turn) if resolved is not None and turn.spec.tier.builds else ():
         assert resolved is not None
-        name = jobs.build_name(turn, need.target, resolved, need.load_key)
+        name = jobs.build_name(turn, need.target, resolved, need.load_key, need.image)
         found[need.target.name] = (*found.get(need.target.name, ()), name)
     return found
 
@@ -151,14 +196,21 @@ def _lacking(turn: Turn, have: Collection[tuple[str, str]], served: Deployed | N
         if not mine:
             needs.append(Need(target))  # where there is room: nodes of workers may be full of them
             continue
-        reported: dict[str, set[str]] = {}
+        reported: dict[str, list[ObservedWorker]] = {}
         for worker in facts.present(turn.seen, target.name):
             key = facts.load_key(worker)
             if key and (served is None or facts.digest_for(worker, served)):
-                reported.setdefault(key, set()).add(worker.node)
-        lacking = sorted(reported.keys() - mine)[: max(0, LOAD_KEYS - len(mine))]
-        needs += [Need(target, key, tuple(sorted(reported[key] - {""})[:NODES])) for key in lacking]
+                reported.setdefault(key, []).append(worker)
+        for key in sorted(reported.keys() - mine)[: max(0, LOAD_KEYS - len(mine))]:
+            nodes = tuple(sorted({w.node for w in reported[key]} - {""})[:NODES])
+            needs.append(Need(target, key, nodes, _image_of(turn, reported[key])))
     return needs
+
+
+def _image_of(turn: Turn, workers: list[ObservedWorker]) -> str:
+    """An engine is built with what will load it."""
+    tried = members.trial(turn.memory)
+    return tried.image if tried is not None and all(w.platform == tried.hash for w in workers) else ""
 
 
 def _wanted_deployed(turn: Turn) -> Deployed | None:
@@ -183,7 +235,7 @@ def _not_staged(turn: Turn, resolved: Resolved, needs: list[Need]) -> Outcome:
     message = (
         f"there is no engine of revision {resolved.revision} with figures of this data set for target "
         f"{', '.join(lacking)}, and tier {turn.spec.tier.name} builds none: build it in tier Staging in this "
-        "namespace, or bring it here with `trtmodel copy`, then use the command refresh"
+        "namespace, or bring it here with `trtmodel cache copy`, then use the command refresh"
     )
     return Outcome(Situation(Stage.STALLED, reasons.NO_STAGED_ENGINE, message))
 
@@ -215,14 +267,15 @@ def _make(turn: Turn, resolved: Resolved, needs: list[Need]) -> Outcome:
 
 
 def _work(turn: Turn, need: Need, resolved: Resolved) -> jobs.Work:
-    name = jobs.build_name(turn, need.target, resolved, need.load_key)
+    name = jobs.build_name(turn, need.target, resolved, need.load_key, need.image)
     task = jobs.build_task(turn, resolved)
-    return jobs.Work(name, JobKind.BUILD, need.target, task, Stage.BUILDING, need.load_key, need.nodes)
+    return jobs.Work(name, JobKind.BUILD, need.target, task, Stage.BUILDING, need.load_key, need.nodes, need.image)
 
 
 def _words(need: Need, resolved: Resolved) -> str:
     which = f", load key {need.load_key}," if need.load_key else ""
-    return f"{resolved.revision} is being built and gated for target {need.target.name}{which}"
+    image = f" with image {need.image}" if need.image else ""
+    return f"{resolved.revision} is being built and gated for target {need.target.name}{which}{image}"
 
 
 def _engine_of(job: ObservedJob, resolved: Resolved) -> BuildResult | None:
@@ -238,7 +291,7 @@ def _engine_of(job: ObservedJob, resolved: Resolved) -> BuildResult | None:
 
 
 def _take(turn: Turn, need: Need, job: ObservedJob, built: BuildResult) -> Outcome:
-    entry = Built(built.revision, need.target.name, built.artifact, builds.gate_key(turn))
+    entry = Built(built.revision, need.target.name, built.artifact, builds.gate_key(turn), need.image)
     same = (entry.revision, entry.target, entry.artifact.load_key)
     others = [b for b in turn.memory.built if (b.revision, b.target, b.artifact.load_key) != same]
     kept = [b for i, b in enumerate(others) if i < BUILT_KEPT - 1 or b.revision == entry.revision]

@@ -11,7 +11,7 @@ from trtmodel_contract.gate import Verdict
 
 from trtmodel_operator import facts
 from trtmodel_operator.decide.turn import Turn, short_uid
-from trtmodel_operator.model import Deployed, Memory, Observed, ObservedWorker
+from trtmodel_operator.model import Deployed, Memory, Observed, ObservedWorker, Platform
 
 MEMORY_AVAILABILITY = MemoryPolicy.AVAILABILITY.value
 MEMORY_AUTO = "Auto"
@@ -24,12 +24,38 @@ def count(workers: int | str, n: int) -> int:
     return max(1, min(asked, max(1, n - 1)))
 
 
+def trial(memory: Memory) -> Platform | None:
+    """The platform on trial; None if there is none, or an engine is."""
+    on_trial = memory.candidate is not None and memory.stable is not None and memory.step is not None
+    return memory.step.platform if on_trial and memory.step is not None else None
+
+
+def share_of(seen: Observed, memory: Memory) -> int:
+    """Of the workers of a target, how many should be of the platform on trial in the step in hand."""
+    step, spec = memory.step, seen.spec
+    if step is None or spec is None:
+        return 0
+    n, steps = spec.serving.replicas, spec.rollout.steps
+    return n if step.index >= len(steps) else min(n, count(steps[step.index].workers, n))
+
+
+def answers(seen: Observed, memory: Memory, worker: ObservedWorker) -> bool:
+    """It answers as the step in hand has it: with the candidate in its share, or as a worker of another platform."""
+    if trial(memory) is not None:
+        return facts.serves(seen, worker, memory.stable)
+    return facts.takes(seen, worker, facts.digest_for(worker, memory.candidate), *dose(seen, memory))
+
+
 def holders(seen: Observed, memory: Memory, *, routed_only: bool = False) -> list[ObservedWorker]:
     """Workers that should have the candidate loaded: the members of the step, and in the last preparation all. With
-    `routed_only`, those of them that should (or, in the last preparation, do) answer with it."""
+    `routed_only`, those of them that should (or, in the last preparation, do) answer with it. Of a platform on trial
+    those that are made of it."""
     candidate, step = memory.candidate, memory.step
     if candidate is None or step is None or memory.stable is None:
         return []
+    if (platform := trial(memory)) is not None:
+        named = {t.name for t in seen.spec.targets} if seen.spec is not None else {w.target for w in seen.workers}
+        return [w for w in facts.present(seen) if w.platform == platform.hash and w.target in named]
     if seen.spec is None:  # how many is not known: those that have it keep it
         return [w for w in facts.present(seen) if facts.engine(seen, w, facts.digest_for(w, candidate)) is not None]
     steps = seen.spec.rollout.steps
@@ -48,10 +74,15 @@ def holders(seen: Observed, memory: Memory, *, routed_only: bool = False) -> lis
 
 def unprepared(seen: Observed, memory: Memory) -> tuple[list[ObservedWorker], list[str]]:
     """Of those that should hold the candidate, the ones that do not report it loaded, warm and self-tested; and the
-    targets that have too few workers: none, or in the last preparation fewer than are wanted."""
+    targets that have too few workers: none, or in the last preparation fewer than are wanted. Of a platform on trial:
+    those that do not serve, and targets that have not the step's share of them."""
     members, step, spec = holders(seen, memory), memory.step, seen.spec
     if step is None or spec is None:
         return members, []
+    if trial(memory) is not None:
+        least = share_of(seen, memory)
+        lacking = [w for w in members if not facts.serves(seen, w, memory.stable)]
+        return lacking, [t.name for t in spec.targets if sum(w.target == t.name for w in members) != least]
     missing = [w for w in members if not facts.holds(seen, w, facts.digest_for(w, memory.candidate))]
     least = spec.serving.replicas if step.back or step.index >= len(spec.rollout.steps) else 1
     return missing, [t.name for t in spec.targets if sum(w.target == t.name for w in members) < least]
@@ -111,6 +142,8 @@ def routes(seen: Observed, worker: ObservedWorker, candidate: Deployed) -> bool:
 def in_turn(seen: Observed, memory: Memory) -> set[str]:
     """Uids of those that are told to hold the candidate. Where memory holds one engine, to load it is to leave service:
     then it is one worker after the other, and never the last one that is ready."""
+    if trial(memory) is not None:
+        return set()  # nobody changes engines: other workers come
     members = holders(seen, memory)
     workers = facts.present(seen)
     if not _one_engine(seen) or len(workers) < 2:

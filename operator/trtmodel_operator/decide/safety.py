@@ -11,8 +11,8 @@ from trtmodel_contract.identity import short_hash
 from trtmodel_contract.jobs import Reason
 
 from trtmodel_operator import analysis, facts, reasons
-from trtmodel_operator.decide import gates
-from trtmodel_operator.decide.members import awaited, dose, holders, routes, was_told
+from trtmodel_operator.decide import fleet, gates, platforms
+from trtmodel_operator.decide.members import answers, awaited, dose, holders, routes, trial, was_told
 from trtmodel_operator.decide.turn import (
     MESSAGE_LENGTH,
     SOON,
@@ -48,6 +48,11 @@ def cannot_be_held(turn: Turn) -> Outcome | None:
         return None
     gone_back = step.failed if step is not None else {}
     workers = [w for w in facts.present(turn.seen) if w.target not in gone_back]
+    platform = trial(turn.memory)
+    if platform is not None:  # those of before say nothing about it
+        workers = fleet.newcomers(turn)
+        if (found := platforms.hopeless(turn)) is not None:
+            return _fail(turn, *found)
     for worker in workers:
         engine = facts.engine(turn.seen, worker, facts.digest_for(worker, candidate))
         if engine is None or not _answers_us(turn, worker):
@@ -60,7 +65,7 @@ def cannot_be_held(turn: Turn) -> Outcome | None:
             return _fail(turn, worker.target, reasons.ENGINE_DIED, why)
     for worker in workers if step is not None else ():
         died = step is not None and worker.restarted_at is not None and worker.restarted_at >= step.began_at
-        if died and was_told(turn.memory, worker):
+        if died and (platform is not None or was_told(turn.memory, worker)):
             why = worker.message or worker.trouble or "it gave no reason"
             text = f"the container of worker {worker.pod} died while it had it: {why}"
             return _fail(turn, worker.target, reasons.WORKER_DIED, text)
@@ -70,7 +75,7 @@ def cannot_be_held(turn: Turn) -> Outcome | None:
 def _fail(turn: Turn, target: str, reason: str, message: str) -> Outcome:
     """The candidate failed on one target: it goes back everywhere, or there alone."""
     spec, step = turn.seen.spec, turn.memory.step
-    alone = spec is not None and spec.rollout.hold_on_target_failure
+    alone = spec is not None and spec.rollout.hold_on_target_failure and trial(turn.memory) is None
     if alone and spec is not None and step is not None and turn.memory.stable is not None and not step.back:
         failed = {**step.failed, target: cut(f"{reason}, {message}", MESSAGE_LENGTH)}
         if any(t.name not in failed for t in spec.targets):
@@ -106,11 +111,8 @@ def analysis_says_no(turn: Turn) -> Outcome | None:
         return None
     look = min(looks.values(), key=lambda found: WORST_FIRST.index(found.verdict))
     checks = gates.checks(turn)
-    given = dose(turn.seen, memory)
     routed = holders(turn.seen, memory, routed_only=True)
-    serving = step.routed and all(
-        facts.takes(turn.seen, w, facts.digest_for(w, memory.candidate), *given) for w in routed
-    )
+    serving = step.routed and all(answers(turn.seen, memory, w) for w in routed)
     who = short_hash(*sorted(w.uid for w in routed))
     counted = {f"{name}/{who}": found.requests for name, found in looks.items()}
     if serving and any(n < step.counted.get(name, 0) for name, n in counted.items()):
@@ -207,14 +209,17 @@ def deadline_passed(turn: Turn) -> Outcome | None:
         return None
     if _environment_alone(turn, memory.candidate):
         return None
-    sentence = memory.step.sentence if memory.step else ""
+    reason, seen_last = platforms.seen_last(turn) if trial(memory) is not None else ("", "")
+    sentence = seen_last or (memory.step.sentence if memory.step else "")
     last = gates.unconfirmed(turn) or sentence or "not every worker was prepared"
-    return roll_back(turn, reasons.DEADLINE, f"no step was passed for {deadline:g} s; the last that was seen: {last}")
+    return roll_back(turn, reason or reasons.DEADLINE, f"no step was passed for {deadline:g} s; the last that was seen: {last}")
 
 
 def _environment_alone(turn: Turn, candidate: Deployed) -> bool:
     """No worker ever answered with it, and all that stands (or stood) in the way is no fault of it."""
     step = turn.memory.step
+    if trial(turn.memory) is not None:
+        return step is not None and not step.seen_at and platforms.holds_for_room(turn)
     members = holders(turn.seen, turn.memory)
     engines = [facts.engine(turn.seen, w, facts.digest_for(w, candidate)) for w in members]
     lacking = [e for e in engines if e is None or e.state is not EngineState.READY]
@@ -240,6 +245,9 @@ def _waiting_for(turn: Turn) -> str:
         return f"workers of {memory.stable.revision}"
     if memory.stable is None:
         return f"first rollout of {memory.candidate.revision}"
+    if trial(memory) is not None:  # one worker after the other: each that comes is a step forward
+        made = sum(w.replicas for w in turn.seen.workloads if w.platform == memory.candidate.revision)
+        return f"step {memory.step.index if memory.step else 0} of platform {memory.candidate.revision}, {made} workers"
     return f"step {memory.step.index if memory.step else 0} of {memory.candidate.revision}"
 
 
@@ -256,6 +264,8 @@ def _look_at(
     """Against stable in the same window: in the same workers, where they answer with both; else in the target's other
     workers; else (a fleet of one) against what the workers counted before the rollout, and the golden samples that
     stable ran since."""
+    if trial(turn.memory) is not None:
+        return _look_at_newcomers(turn, workers, stable, limits)
     step, window = turn.memory.step or StepMemory(0, "", 0.0), turn.memory.window
     tried = analysis.total(_counts(turn, workers, window, candidate))
     usual = analysis.total(_counts(turn, workers, window, stable))
@@ -269,6 +279,21 @@ def _look_at(
         usual = analysis.total([*before, usual] if step.synthetic else before)
         against = f"its own figures from before the rollout{' and golden samples since' if step.synthetic else ''}"
     return analysis.look(tried, usual, limits, against)
+
+
+def _look_at_newcomers(
+    turn: Turn, workers: list[ObservedWorker], stable: Deployed, limits: AnalysisSpec
+) -> analysis.Look:
+    """Workers of another platform against those of before in the same window: they answer with the same engine, or with
+    one of the same revision. Where the only one had to make room there is nobody to compare with, and it is enough that
+    none of its requests fails."""
+    fresh = {w.uid for w in fleet.newcomers(turn)}
+    tried = _counts(turn, [w for w in workers if w.uid in fresh], turn.memory.window, stable)
+    old = [w for w in workers if w.uid not in fresh]
+    usual = _counts(turn, old, turn.memory.window, stable)
+    if not old and turn.memory.step is not None and turn.memory.step.tight and turn.spec.serving.replicas == 1:
+        limits = replace(limits, no_data=NoData.PROMOTE)
+    return analysis.look(analysis.total(tried), analysis.total(usual), limits, "the workers of before in the same time")
 
 
 def _counts(turn: Turn, workers: list[ObservedWorker], window: str, deployed: Deployed) -> list[AttemptCounts]:

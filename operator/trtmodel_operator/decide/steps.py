@@ -8,8 +8,9 @@ from trtmodel_contract.gate import Verdict
 from trtmodel_contract.identity import short_hash
 
 from trtmodel_operator import facts, reasons
+from trtmodel_operator.decide import fleet, platforms
 from trtmodel_operator.decide.builds import renewal
-from trtmodel_operator.decide.members import PROMOTION, awaited, holders, passed, unprepared
+from trtmodel_operator.decide.members import PROMOTION, awaited, holders, passed, trial, unprepared
 from trtmodel_operator.decide.turn import LATER, SOON, Outcome, Turn, record, steps_key
 from trtmodel_operator.decide.workers import new_window
 from trtmodel_operator.model import Deployed, ObservedWorker, Situation, Stage, StepMemory
@@ -76,6 +77,8 @@ def steps_edited(turn: Turn) -> Outcome | None:
         baseline=before.baseline,
         weight=before.weight,
         shadow=before.shadow,
+        platform=before.platform,
+        tight=before.tight,
     )
     turn.remember(step=fresh)
     return Outcome(
@@ -99,6 +102,8 @@ def prepare(turn: Turn) -> Outcome | None:
         return None if last else _open_step(turn, candidate.revision, step, identity, members)
     if not last and step.routed:
         turn.remember(step=replace(step, routed=False, members="", held=0.0))
+    if trial(memory) is not None:
+        return _come(turn, candidate.revision, members)
     what = f"{candidate.revision} is being prepared on {facts.names(missing or members) or 'workers to come'}"
     why = why_unprepared(turn, candidate, missing, short)
     deadline = turn.spec.rollout.progress_deadline
@@ -107,6 +112,19 @@ def prepare(turn: Turn) -> Outcome | None:
         return Outcome(Situation(Stage.STALLED, reasons.DEADLINE, message, _summary(turn, members)), LATER)
     message = what + why + _patience(turn)
     return Outcome(Situation(Stage.PREPARING, reasons.PREPARING, message, _summary(turn, members)), SOON)
+
+
+def _come(turn: Turn, name: str, members: list[ObservedWorker]) -> Outcome:
+    """Workers of a platform on trial come, one after the other."""
+    platforms.make_room(turn)
+    reason, why = platforms.preparing(turn)
+    what = f"workers of platform {name} come: {len(members)} are there{why}"
+    stage = Stage.PREPARING
+    if turn.memory.waited >= turn.spec.rollout.progress_deadline:
+        stage, reason = Stage.STALLED, reason or reasons.DEADLINE
+    message = what + ("" if stage is Stage.STALLED else _patience(turn))
+    situation = Situation(stage, reason or reasons.PREPARING, message, _summary(turn, members), bool(reason))
+    return Outcome(situation, LATER if reason else SOON)
 
 
 def wait_for_person(turn: Turn) -> Outcome | None:
@@ -166,6 +184,8 @@ def promote(turn: Turn) -> Outcome | None:
     candidate, step = turn.memory.candidate, turn.memory.step
     if candidate is None or step is None:
         return None
+    if trial(turn.memory) is not None:
+        return platforms.promoted(turn)
     _make_stable(turn, candidate)
     message = f"{candidate.revision} is promoted: workers are being switched"
     return Outcome(Situation(Stage.PROMOTING, reasons.PROMOTED, message), SOON)
@@ -178,6 +198,9 @@ def settle(turn: Turn) -> Outcome:
         turn.remember(failure=None)  # of a spec that is not asked for any more
     if stable is None:
         return Outcome(Situation(Stage.RESOLVING, reasons.WAITING, "nothing is deployed yet"), LATER)
+    if facts.settled(turn.seen, stable) and (left := fleet.leaving(turn)):
+        message = f"{stable.revision} serves on every worker, and those of platform {left[0].platform} leave"
+        return Outcome(Situation(Stage.PROMOTING, reasons.WORKERS_LEAVE, message, "old workers leave"), LATER)
     if facts.settled(turn.seen, stable):
         return Outcome(Situation(Stage.SERVING, reasons.SERVING, f"{stable.revision} serves on every worker"))
     message = f"{stable.revision} does not serve everywhere yet: {_missing(turn, stable)}"
@@ -212,8 +235,8 @@ def _open_step(turn: Turn, candidate: str, step: StepMemory, identity: str, memb
         checks=(),
         counted={},
         synthetic=False,
-        weight=plan.weight,
-        shadow=plan.shadow,
+        weight=plan.weight if trial(memory) is None else 100,  # a Service shares by workers
+        shadow=plan.shadow if trial(memory) is None else 0,
     )
     turn.remember(step=opened, window=new_window(memory))
     if memory.waited >= turn.spec.rollout.progress_deadline:  # for the environment: the step has its own time
@@ -248,6 +271,11 @@ def _summary(turn: Turn, members: list[ObservedWorker]) -> str:
     step, steps = turn.memory.step, turn.spec.rollout.steps
     if step is None:
         return ""
+    if trial(turn.memory) is not None:
+        n = facts.desired(turn.seen)
+        at = f"step {step.index + 1}/{len(steps)}" if step.index < len(steps) else "replacing all"
+        where = f"{at} {len(members)} of {n} workers are new"
+        return f"{where}, {step.figures}" if step.figures else where
     n = len(facts.present(turn.seen))
     where = f"step {step.index + 1}/{len(steps)} {len(members)} of {n} workers"
     where += f" at {step.weight}%" if step.routed and 0 < step.weight < 100 else ""

@@ -132,9 +132,11 @@ def drop_candidate(turn: Turn, outcome: str, reason: str, message: str) -> None:
 
 
 def roll_back(turn: Turn, reason: str, message: str, outcome: str = reasons.ROLLED_BACK) -> Outcome:
-    """Ends the trial of the candidate for good."""
+    """Ends the trial of the candidate for good. Of a platform it is said what it is: its name is only a hash."""
     assert turn.memory.candidate is not None
     revision, stable = turn.memory.candidate.revision, turn.memory.stable
+    if turn.memory.step is not None and turn.memory.step.platform is not None:
+        message = f"workers of image {turn.memory.step.platform.image}, {message}"
     drop_candidate(turn, outcome, reason, message)
     reject(turn, revision, reason, message)
     return Outcome(rolled_back(revision, stable.revision if stable else "", reason, message), SOON)

@@ -10,7 +10,7 @@ from trtmodel_contract.control import Fence, Role
 from trtmodel_contract.identity import Storage, short_hash
 
 from trtmodel_operator import facts, manifests
-from trtmodel_operator.decide import builds, gates, jobs, making
+from trtmodel_operator.decide import builds, fleet, gates, jobs, making
 from trtmodel_operator.decide.members import dose, holders, in_turn, may_drain, was_told
 from trtmodel_operator.decide.turn import Outcome, Turn, short_uid
 from trtmodel_operator.model import (
@@ -58,8 +58,8 @@ def settle_plan(turn: Turn, rule: str, outcome: Outcome) -> Decision:
     _count_fence(turn, pointers, signals)
     actions: list[Action] = [*making.unwanted_jobs(turn), *outcome.actions]
     actions += [replace(p, sequence=turn.memory.sequence) for p in pointers if _pointer_differs(turn, p)]
-    actions += [w for w in _workloads(turn) if _workload_differs(turn, w)]
-    actions += _abandoned(turn)
+    actions += [w for w in fleet.workloads(turn) if _workload_differs(turn, w)]
+    actions += [*_abandoned(turn), *fleet.gone(turn)]
     actions += [signals[w.uid] for w in workers if w.uid in signals and _must_hear(turn, w, signals[w.uid])]
     return _decision(turn, rule, outcome, actions)
 
@@ -188,7 +188,8 @@ def _must_hear(turn: Turn, worker: ObservedWorker, signal: Signal) -> bool:
 
 
 def _pointers(turn: Turn) -> list[ApplyPointer]:
-    """What each target's workers should boot from. A candidate is in it only while there is no stable."""
+    """What each target's workers should boot from, of whatever platform. A candidate is in it only while there is no
+    stable."""
     memory, spec = turn.memory, turn.seen.spec
     serving = memory.stable or memory.candidate
     if spec is None or memory.platform is None or serving is None:
@@ -197,7 +198,8 @@ def _pointers(turn: Turn) -> list[ApplyPointer]:
     return [
         ApplyPointer(name, t.name, 0, serving, standby, _storage(turn, name))
         for t in spec.targets
-        for name in [manifests.workload_name(turn.seen.model, t.name, memory.platform.hash)]
+        for platform in fleet.platforms(turn, t.name)
+        for name in [manifests.workload_name(turn.seen.model, t.name, platform.hash)]
     ]
 
 
@@ -217,20 +219,6 @@ def _pointer_differs(turn: Turn, wanted: ApplyPointer) -> bool:
     if seen.published_key_ids is not None and set(seen.published_key_ids) != set(seen.key_ids):
         return True
     return bool(seen.key_ids) and set(found.key_ids) != set(seen.key_ids[:1])  # the first is the one that signs
-
-
-def _workloads(turn: Turn) -> list[ApplyWorkload]:
-    """Workers are made only for something to serve: after a first rollout that was taken back there are none."""
-    memory, spec = turn.memory, turn.seen.spec
-    if spec is None or memory.platform is None:
-        return []
-    replicas = spec.serving.replicas if memory.stable or memory.candidate else 0
-    return [
-        ApplyWorkload(
-            manifests.workload_name(turn.seen.model, t.name, memory.platform.hash), t, memory.platform, replicas
-        )
-        for t in spec.targets
-    ]
 
 
 def _abandoned(turn: Turn) -> list[DeleteWorkload]:

@@ -239,9 +239,10 @@ def made_up(seen: Scene) -> Scene:
     seen = replace(seen, workers=tuple(w for w in seen.workers if not w.terminating))
     for workload in seen.workloads:
         for pointer in seen.pointers:
-            there = sum(w.target == workload.target for w in seen.workers)
+            there = sum(_is_of(w, workload.target, workload.platform) for w in seen.workers)
             missing = workload.replicas - there if pointer.name == workload.name and pointer.stable else 0
-            fresh = [booted(f"x{int(seen.now)}-{i}", pointer, workload.target) for i in range(missing)]
+            names = [f"x{workload.platform[:2]}{int(seen.now)}-{i}" for i in range(missing)]
+            fresh = [booted(name, pointer, workload.target, workload.platform) for name in names]
             seen = replace(seen, workers=(*seen.workers, *fresh))
     return seen
 
@@ -264,33 +265,44 @@ def _apply_workload(seen: Scene, action: ApplyWorkload) -> Scene:
     assert seen.spec is not None
     fingerprint = manifests.workload_fingerprint(seen.model, seen.spec, action)
     workload = ObservedWorkload(
-        action.name, action.target.name, action.platform.hash, action.replicas, fingerprint, action.platform.image
+        action.name,
+        action.target.name,
+        action.platform.hash,
+        action.replicas,
+        fingerprint,
+        action.platform.image,
+        pod=action.platform.pod,
     )
     target = action.target.name
-    workers = [w for w in seen.workers if w.target == target][: action.replicas]
+    workers = [w for w in seen.workers if _is_of(w, target, workload.platform)][: action.replicas]
     pointer = next((p for p in seen.pointers if p.name == action.name), None)
-    prefix = "w" if target == "default" else f"{target}-"
+    first = all(w.name == action.name for w in seen.workloads if w.target == target)
+    prefix = ("w" if target == "default" else f"{target}-") if first else f"{target[0]}{workload.platform[:4]}-"
     while pointer is not None and len(workers) < action.replicas:
-        workers.append(booted(f"{prefix}{len(workers)}", pointer, target))
+        workers.append(booted(f"{prefix}{len(workers)}", pointer, target, workload.platform))
     return replace(
         seen,
-        workloads=(*(w for w in seen.workloads if w.target != target), workload),
-        workers=(*(w for w in seen.workers if w.target != target), *workers),
+        workloads=(*(w for w in seen.workloads if w.name != action.name), workload),
+        workers=(*(w for w in seen.workers if not _is_of(w, target, workload.platform)), *workers),
         service_fingerprint=manifests.service_fingerprint(seen.model, seen.spec),
     )
 
 
 def _delete_workload(seen: Scene, action: DeleteWorkload) -> Scene:
-    gone = {w.target for w in seen.workloads if w.name == action.name}
+    gone = [(w.target, w.platform) for w in seen.workloads if w.name == action.name]
     return replace(
         seen,
         workloads=tuple(w for w in seen.workloads if w.name != action.name),
         pointers=tuple(p for p in seen.pointers if p.name != action.name),
-        workers=tuple(w for w in seen.workers if w.target not in gone),
+        workers=tuple(w for w in seen.workers if not any(_is_of(w, *which) for which in gone)),
     )
 
 
-def booted(uid: str, pointer: ObservedPointer, target: str = "default") -> ObservedWorker:
+def _is_of(worker: ObservedWorker, target: str, platform: str) -> bool:
+    return (worker.target, worker.platform) == (target, platform)
+
+
+def booted(uid: str, pointer: ObservedPointer, target: str = "default", platform: str = "") -> ObservedWorker:
     """A worker that booted from the pointer and serves, and that the operator has not spoken to."""
     assert pointer.stable is not None
     stable = digest(pointer.stable.revision, target)
@@ -312,7 +324,7 @@ def booted(uid: str, pointer: ObservedPointer, target: str = "default") -> Obser
         key_ids=("k1",),
         models={MODEL.name: ModelReport(tuple(engines), routes, {"": {}})},
     )
-    return ObservedWorker(f"pod-{uid}", uid, "10.0.0.1", target, True, False, report, node=f"node-{uid}")
+    return ObservedWorker(f"pod-{uid}", uid, "10.0.0.1", target, True, False, report, node=f"node-{uid}", platform=platform)
 
 
 def _told(seen: Scene, signal: Signal, loading: set[str]) -> Report:
