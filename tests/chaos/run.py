@@ -36,6 +36,7 @@ REPLICAS = 2
 FIRST_SECONDS = 120.0  # until the models serve, before anything happens
 CONVERGED_SECONDS = 300.0  # after chaos has stopped, until nothing moves any more: declared
 FINAL_SECONDS = 180.0  # from a last good spec until it serves on every worker, without chaos: declared
+SETTLED_SECONDS = 4.0  # of answers, which then come from stable, or hedged from standby
 GONE_SECONDS = 90.0  # after a model was deleted
 ACTION_SECONDS = 180.0  # that an action may go on when the time is over
 HEAL_SECONDS = 240
@@ -114,7 +115,8 @@ def run_seed(stage: Stage, seed: int, minutes: float, logs: Path | None = None) 
         _play(stage, actions, minutes, result, ledger, over)
     except Exception:
         ledger.violation("the run came to its end", traceback.format_exc())
-    over.set()
+    finally:
+        over.set()  # whatever still waits ends
     try:
         stage.heal()
     except Exception as e:
@@ -176,7 +178,8 @@ def _chaos(scene: Scene, actions: tuple[Action, ...], minutes: float, result: Re
 
     for action in actions:
         time.sleep(max(0.0, begin + action.at - time.monotonic()))
-        threads.append(threading.Thread(target=act, args=(action,), name=f"{action.kind} {action.at}"))
+        name = f"{action.kind} {action.at}"
+        threads.append(threading.Thread(target=act, args=(action,), name=name, daemon=True))
         threads[-1].start()
     time.sleep(max(0.0, begin + minutes * 60 - time.monotonic()))
     scene.over.set()
@@ -208,8 +211,14 @@ def _converge(subjects: Mapping[str, Subject], traffic: Traffic, result: Result,
         time.sleep(0.5)
     result.converged = round(time.monotonic() - begin, 1)
     ledger.tell("converged", f"in {result.converged} s")
+    settled_at = time.time()
+    time.sleep(SETTLED_SECONDS)
     for name, found in ends.items():
         _wait_answer(traffic, name, revision(found, "stable"))
+        near = {revision(found, "stable"), revision(found, "standby")}
+        if far := {r for r, _ in traffic.since(name, settled_at)} - near:
+            text = f"{name}: {', '.join(far)} answers, beside {', '.join(near)}"
+            ledger.violation("at the end stable or standby answers", text)
         gains = {r: first.gain for (model, r), first in traffic.firsts().items() if model == name}
         result.ends[name] = watch.judge_end(subjects[name], found, gains, ledger)
         ledger.tell("end", f"{name}: {result.ends[name]}")

@@ -26,7 +26,7 @@ REPLICAS = (2, 3)
 REUSED = 0.25  # of the good specs are of a model that was applied before
 PATIENCE = 120.0  # seconds that a person goes on trying while the API server is away
 RETRY_SECONDS = 0.5
-TRANSIENT = (408, 429, 500, 502, 503, 504)
+TRANSIENT = (0, None, 408, 429, 500, 502, 503, 504)
 SAMPLES = 200
 
 ROLLOUT: Json = {

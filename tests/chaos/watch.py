@@ -77,7 +77,9 @@ class Watch:
         unavailable = any(
             c["type"] == "Available" and c["status"] == "False" for c in model.get("status", {}).get("conditions", ())
         )
-        self._lasting(subject.name, "Available is False", unavailable and least > 0, at, str(model.get("status")))
+        self._lasting(
+            subject.name, "Available is False", unavailable and least > 0, at, str(model.get("status"))[:1000]
+        )
 
     def _lasting(self, model: str, what: str, wrong: bool, at: float, text: str) -> None:
         """Tells of it once, if it lasts."""
