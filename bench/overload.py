@@ -18,6 +18,7 @@ import json
 import os
 import platform
 import re
+import resource
 import subprocess
 import sys
 import tempfile
@@ -40,17 +41,19 @@ from catalogue import US, Setup  # noqa: E402
 from clients import offer  # noqa: E402
 from measure import Client, ServerError, until_right  # noqa: E402
 from models import make  # noqa: E402
-from processes import pss_mib  # noqa: E402
+from processes import command_line, cpu_seconds, pss_mib  # noqa: E402
 from us import Artifacts, OurServer  # noqa: E402
 
 PARALLEL = 2
 ALONE = 50  # requests of one client, one after the other, before and after
 RECOVERY_SECONDS = 30.0
+LOOK_SECONDS, LOOKS_PER_MEMORY = 0.5, 10
 QUEUE = re.compile(r"^trtmodel_queue_length\{[^}]*\} ([0-9.e+]+)$", re.MULTILINE)
 
 
 class Watch:
-    """What the worker holds while it is overloaded: requests that wait, memory in MiB (PSS)."""
+    """What the worker holds while it is overloaded: requests that wait, memory in MiB (PSS). It takes time from what is
+    measured: some milliseconds of the front for each look at requests, tens of its own for each look at memory."""
 
     def __init__(self, server: OurServer) -> None:
         self._server, self._stop = server, threading.Event()
@@ -60,14 +63,40 @@ class Watch:
         self._thread.start()
 
     def _run(self) -> None:
-        while not self._stop.wait(0.5):
+        looks = 0
+        while not self._stop.wait(LOOK_SECONDS):
             with urllib.request.urlopen(f"http://127.0.0.1:{self._server.metrics_port}/metrics", timeout=30) as answer:
                 self.waiting.append(sum(map(float, QUEUE.findall(answer.read().decode()))))
-            self.memory.append(pss_mib(self._server.pids()))
+            if looks % LOOKS_PER_MEMORY == 0:
+                self.memory.append(pss_mib(self._server.pids()))
+            looks += 1
 
     def stop(self) -> None:
         self._stop.set()
         self._thread.join()
+
+
+class Cost:
+    """Processor time from now on, by who took it."""
+
+    def __init__(self, server: OurServer) -> None:
+        self._server, self._begun, self._before = server, time.monotonic(), self._spent(server)
+
+    def since(self) -> str:
+        seconds = time.monotonic() - self._begun
+        now = self._spent(self._server)
+        return ", ".join(f"{(b - a) / seconds:.2f}" for a, b in zip(self._before, now, strict=True))
+
+    @staticmethod
+    def _spent(server: OurServer) -> tuple[float, float, float]:
+        front, *others = server.pids()
+        hosts = [pid for pid in others if "trtmodel_worker.host serve" in command_line(pid)]
+        own, children = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
+        return (
+            cpu_seconds([front]),
+            cpu_seconds(hosts),
+            own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime,
+        )
 
 
 def main() -> None:
@@ -112,14 +141,15 @@ def measure(folder: Path, given: argparse.Namespace) -> None:
         until_right(US, setup, server)
         (folder / "request").write_bytes(request.bytes())
         before = alone(server, setup)
+        cost = Cost(server)
         best = capacity(server.port, folder / "request")
-        idle_mib = pss_mib(server.pids())
-        watch = Watch(server)
+        usual, idle_mib = cost.since(), pss_mib(server.pids())
+        watch, cost = Watch(server), Cost(server)
         uvloop.install()
         found = asyncio.run(
             offer(server.port, request.bytes(), given.factor * best, given.seconds, given.deadline, right)
         )
-        ended = time.monotonic()
+        ended, spent = time.monotonic(), cost.since()
         watch.stop()
         after = recovered(server, setup, before, ended)
         print(f"{date.today()}, {len(given.server_cpus or all_cpus)} cores for the worker, {len(given.client_cpus)} of "
@@ -141,6 +171,8 @@ def measure(folder: Path, given: argparse.Namespace) -> None:
             "memory before, then the most, MiB": f"{idle_mib:.0f}, {max(watch.memory):.0f}",
             "memory in the first and the last quarter, MiB": f"{quarter(watch.memory, 0):.0f}, "
             f"{quarter(watch.memory, 3):.0f}",
+            "CPUs in use: front, hosts, client, with as many as are answered": usual,
+            "and overloaded": spent,
             "one client alone, p50 ms before; as fast again after": f"{1e3 * before:.1f}; {after}",
         }
         print("| | |\n|---|---|\n" + "\n".join(f"| {name} | {value} |" for name, value in rows.items()))

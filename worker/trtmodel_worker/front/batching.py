@@ -163,6 +163,21 @@ class Waiting:
                 return taken
         return []
 
+    def pop_late(self, soonest: float) -> Call | None:
+        """The call whose turn it is, if its deadline is before `soonest`; it waits no more."""
+        for group in self._groups.values():
+            while group and group[0].done:
+                group.popleft()
+                self._dead -= 1
+            if group:
+                if group[0].deadline >= soonest:
+                    return None
+                call = group.popleft()
+                call.queue = None
+                self._live -= 1
+                return call
+        return None
+
     def expired(self, now: float) -> list[Call]:
         """Calls whose deadline has passed; they wait no more."""
         found = [c for group in self._groups.values() for c in group if not c.done and c.deadline <= now]

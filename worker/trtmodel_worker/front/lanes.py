@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import socket
 import time
 from collections.abc import Sequence
@@ -10,6 +11,8 @@ from typing import Protocol
 from trtmodel_worker.front.calls import Attempt, Elsewhere
 from trtmodel_worker.front.ladder import Overdue
 from trtmodel_worker.host.wire import reads_message
+
+next_generation = itertools.count(1).__next__  # of all engines: regions are shared between them
 
 
 class Host(Protocol):
@@ -28,9 +31,9 @@ class Host(Protocol):
 
 class LanePort:
     """One lane. `resting`: its host rebuilds it. `probing`: the generation of a probe, or 0. `since`: when it was sent
-    something last, or was seen to end. `dying`: its host is about to end."""
+    something last, or was seen to end; `heard`: when it answered last. `dying`: its host is about to end."""
 
-    __slots__ = ("attempt", "channel", "dying", "host", "probing", "resting", "since")
+    __slots__ = ("attempt", "channel", "dying", "heard", "host", "probing", "resting", "since")
 
     def __init__(self, host: Host, channel: socket.socket) -> None:
         self.host = host
@@ -38,7 +41,7 @@ class LanePort:
         self.dying = False
         self.resting = False
         self.probing = 0
-        self.since = 0.0
+        self.since = self.heard = 0.0
         self.attempt: Attempt | None = None
 
     @property
@@ -85,8 +88,13 @@ class Lanes:
         self.all = [lane for lane in self.all if lane.host is not host]
         return gone
 
+    def is_silent(self, host: Host, since: float) -> bool:
+        """Whether none of its lanes has answered since then."""
+        return all(lane.heard < since for lane in self.all if lane.host is host)
+
     def give(self, lane: LanePort) -> None:
-        """It can take something again."""
+        """It has answered and can take something again."""
+        lane.heard = time.monotonic()
         if not lane.dying:
             self.free.append(lane)
 

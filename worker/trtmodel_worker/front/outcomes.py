@@ -35,8 +35,8 @@ _NEWEST = 0.05  # weight of the newest batch in the mean
 
 class Outcomes:
     """Of one engine's batches, wherever they ran. `again` puts requests at the head of the queue, `unbatch` makes the
-    engine run requests one by one from now on, `shrink` batches of fewer rows than these. `pace`: seconds of a lane for
-    a request, of late."""
+    engine run requests one by one from now on, `shrink` batches of fewer rows than these. Seconds of a
+    lane, of late: `pace` for a request, `run_seconds` for a batch."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Outcomes:
         unbatch: Callable[[], None],
         shrink: Callable[[int], None],
     ) -> None:
-        self.pace = 0.0
+        self.pace = self.run_seconds = 0.0
         self._engine = engine
         self._stats = stats
         self._overdue = overdue
@@ -76,8 +76,9 @@ class Outcomes:
             attempt.counters.count_ok(batch.bucket, seconds, attempt.uncounted)
         if engine is self._engine:
             self._overdue.observe(batch.bucket, seconds)
-            lane_seconds = (time.monotonic() - attempt.started) / len(batch.calls)
-            self.pace += _NEWEST * (lane_seconds - self.pace)
+            lane_seconds = time.monotonic() - attempt.started
+            self.run_seconds += _NEWEST * (lane_seconds - self.run_seconds)
+            self.pace += _NEWEST * (lane_seconds / len(batch.calls) - self.pace)
         if not batch.answered:
             batch.answered = True
             self._stats.hedge_wins += attempt.is_hedge

@@ -13,8 +13,6 @@ any more keeps its lane and its regions until then.
 from __future__ import annotations
 
 import asyncio
-import itertools
-import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,9 +24,11 @@ from trtmodel_worker.front import ladder
 from trtmodel_worker.front.assembly import CannotFill, OutputCheck, fill
 from trtmodel_worker.front.batching import Buckets, Waiting
 from trtmodel_worker.front.calls import Attempt, Batch, Call, Failed
+from trtmodel_worker.front.entrance import Entrance
 from trtmodel_worker.front.hedging import Hedges
-from trtmodel_worker.front.lanes import Host, LanePort, Lanes
+from trtmodel_worker.front.lanes import Host, LanePort, Lanes, next_generation
 from trtmodel_worker.front.outcomes import CLASS_NAMES, Outcomes
+from trtmodel_worker.front.probing import Probes
 from trtmodel_worker.front.regions import NONE, SharedArena
 from trtmodel_worker.front.spinning import NEVER, Spin, SpinRule
 from trtmodel_worker.front.stats import RevisionStats
@@ -40,20 +40,14 @@ from trtmodel_worker.host.wire import (
     FailureClass,
     MessageError,
     parse_answer,
-    probe_message,
     run_message,
 )
 
 if TYPE_CHECKING:
     from trtmodel_worker.front.engine import Engine
 
-log = logging.getLogger(__name__)
-_generations = itertools.count(1)  # of all engines: regions are shared between them
-
 HOST_DEATH = "HostDeath"
 DOWN = "Down"
-_SHORT_QUEUE = 16  # nobody is refused for the length of such a one
-_BROKEN = (FailureClass.RECOVERABLE, FailureClass.INTERNAL)  # what a host in order does not say again and again
 
 
 @dataclass(frozen=True)
@@ -106,6 +100,8 @@ class Scheduler:
             engine, stats, overdue, self._suspects, rules.attempts, rules.budget, rules.refused, self._again,
             self._unbatch, lambda rows: self.buckets.shrink(rows, time.monotonic()),
         )  # fmt: skip
+        self._entrance = Entrance(rules.queue_limit, self._lanes, self._waiting, self._outcomes)
+        self._probes = Probes(self._lanes, self._waiting, stats)
         self._loop = asyncio.get_running_loop()
         self._pump_due = self._came_alone = False
         self._delay_timer: asyncio.TimerHandle | None = None
@@ -158,11 +154,9 @@ class Scheduler:
         if rules.refused and rules.refused.holds(call.digest(), time.monotonic()):
             call.fail(Failed(500, "engine hosts died while they ran this request: it is refused for some minutes"))
             return
-        if len(self._waiting) >= rules.queue_limit + len(self._lanes.free) * self.buckets.most:
-            self._refuse(call, f"{rules.queue_limit} requests wait for a lane already")
-            return
-        if len(self._waiting) > _SHORT_QUEUE and call.since + self._expected_wait() > call.deadline:
-            self._refuse(call, "so many requests wait that this one would not be answered in time")
+        why = self._entrance.why_not(call, self.buckets.most)
+        if why:
+            self._refuse(call, why)
             return
         if not call.rehearsed:
             self._stats.asked(waits=not self._lanes.free)
@@ -181,8 +175,9 @@ class Scheduler:
             self._group(call)
             if call.ran:
                 continue
-            if len(self._waiting) >= self._rules.queue_limit:
-                self._refuse(call, f"{self._rules.queue_limit} requests wait for a lane already")
+            why = self._entrance.why_not(call)
+            if why:
+                self._refuse(call, why)
             else:
                 self._waiting.push(call)
         self._again([call for call in calls if call.ran])
@@ -231,20 +226,12 @@ class Scheduler:
             if lane.busy and now - lane.since > self.hang_after and not lane.dying:
                 lane.host.kill(f"a run took longer than {self.hang_after:.1f} s")
         for call in self._waiting.expired(now) + self._suspects.expired(now):
-            self._stats.timeouts += 1
-            call.fail(Failed(503, "no lane became free within the request's time limit: try again later"))
+            self._fail_late(call)
         self._pump()
 
     def probe(self) -> None:
-        """One idle lane of each host proves itself again, if nothing waits and, where there are others, another one is
-        free meanwhile."""
-        hosts: set[int] = set()
-        fewest = min(2, self.lanes)
-        for lane in list(self._lanes.free):
-            if len(self._waiting) or len(self._lanes.free) < fewest or id(lane.host) in hosts:
-                continue
-            hosts.add(id(lane.host))
-            self._probe(lane)
+        """Idle lanes prove that they answer as when they were built."""
+        self._probes.look()
 
     # -- hosts answer
 
@@ -278,7 +265,7 @@ class Scheduler:
             lane.resting, lane.since = True, time.monotonic()
         else:
             self._lanes.give(lane)
-        self._judge(lane.host, attempt.batch, answer)
+        self._probes.judge(lane.host, attempt.batch, answer)
         if len(self._waiting) and not self._pump_due:
             self._pump()  # the lane works on while this answer is written
         try:
@@ -293,6 +280,10 @@ class Scheduler:
     def _refuse(self, call: Call, why: str) -> None:
         self._stats.refused += 1
         call.fail(Failed(503, f"{why}: try again later"))
+
+    def _fail_late(self, call: Call) -> None:
+        self._stats.timeouts += 1
+        call.fail(Failed(503, "no lane became free within the request's time limit: try again later"))
 
     def _again(self, calls: Sequence[Call]) -> None:
         """Requests that have waited before."""
@@ -310,33 +301,6 @@ class Scheduler:
         shapes = call.shapes
         call.rows = shapes[0][0]
         call.key = (shapes[0][1:],) if len(shapes) == 1 else tuple(shape[1:] for shape in shapes)
-
-    def _expected_wait(self) -> float:
-        """Seconds until a request that comes now is answered, as the last ones were, and a quarter: late is in vain."""
-        return 1.25 * self._outcomes.pace * len(self._waiting) / max(1, self.lanes)
-
-    def _judge(self, host: Host, batch: Batch, answer: Answer) -> None:
-        """A host on which one request after the other fails must prove itself. The same request again says nothing."""
-        if answer.failure is None:
-            host.failures = 0
-        elif answer.failure in _BROKEN and not batch.calls[0].tries:
-            host.failures += 1
-            self._doubt(host)
-
-    def _doubt(self, host: Host) -> None:
-        """After so many failures in a row its golden samples tell whether the host is broken, and replaced, or the
-        requests are such: one client with bad ones must not end a host that serves the others well."""
-        if host.failures >= ladder.MAX_FAILURES_IN_A_ROW:
-            lane = next((lane for lane in self._lanes.free if lane.host is host), None)
-            if lane is not None:
-                host.failures = 0
-                self._probe(lane)
-
-    def _probe(self, lane: LanePort) -> None:
-        generation = next(_generations)
-        if self._lanes.send(lane, probe_message(generation)):
-            lane.probing = generation
-            self._stats.probes += 1
 
     def _pump_later(self) -> None:
         """Dispatch when everything that this turn of the loop has read is here: it goes out as one batch."""
@@ -364,6 +328,10 @@ class Scheduler:
         while self._lanes.free and len(self._waiting):
             if self._rules.delay and not self._waiting.full_first(most) and self._wait_for_more(most):
                 return
+            late = self._entrance.next_late()
+            if late is not None:
+                self._fail_late(late)
+                continue
             free = len(self._lanes.free)
             calls = self._waiting.take(most)
             if not self._dispatch(self, calls):
@@ -445,7 +413,7 @@ class Scheduler:
         if lane is None or slot == NONE:
             return False
         layout = self._arena.layout
-        attempt = Attempt(batch, batch.calls[0].mirror or self._counters(), next(_generations), slot)
+        attempt = Attempt(batch, batch.calls[0].mirror or self._counters(), next_generation(), slot)
         output = layout.output_region(slot)
         soon = self._spin.sent(lone=len(batch.calls) == 1 and len(self._lanes.free) == len(self._lanes.all))
         reads = batch.reads
@@ -485,7 +453,7 @@ class Scheduler:
         else:
             raise MessageError(f"an answer to attempt {answer.generation}, while nothing runs on this lane")
         self._lanes.give(lane)
-        self._doubt(lane.host)
+        self._probes.doubt(lane.host)
         self._pump()
 
     def _ended(self, attempt: Attempt) -> None:
