@@ -180,7 +180,7 @@ def test_a_request_whose_hosts_are_killed_from_outside_is_not_taken_for_the_reas
     (answer,) = answers
     assert answer.status == 200, answer.body[:200]  # type: ignore[attr-defined]
     assert values(answer, (1, 4)).tolist() == row(10000.0).tolist()  # type: ignore[arg-type, union-attr]
-    assert "died: ended by signal SIGKILL" in worker.log.read_text()
+    eventually(lambda: "died: ended by signal SIGKILL" in worker.log.read_text(), "it says so")
 
 
 @pytest.mark.parametrize("hosts", ["1", "3"])

@@ -10,11 +10,11 @@ import logging
 import os
 import resource
 import signal
-import sys
 
 from trtmodel_worker.front.control import ControlEndpoints
 from trtmodel_worker.front.endpoints import Endpoints, Limits
 from trtmodel_worker.front.http import HttpServer
+from trtmodel_worker.front.logs import Log
 from trtmodel_worker.front.metrics import MetricsEndpoints
 from trtmodel_worker.front.shadow import Shadow
 from trtmodel_worker.front.tracing import Tracing, recorder_of
@@ -33,11 +33,12 @@ _MOST_INNER_CONNECTIONS = 64  # of the control and the metrics port
 
 def main() -> int:
     """Serve until SIGTERM. Returns the exit code."""
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s front %(message)s")
+    lines = Log()
     try:
         settings = from_environment(os.environ)
     except SettingsError as e:
         log.critical("%s", e)
+        lines.close()
         return 2
     # Its memory holds credentials: no core file, and no other process of this user may look into it.
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_DUMPABLE, 0)
@@ -46,7 +47,7 @@ def main() -> int:
     loop = _new_loop()
     asyncio.set_event_loop(loop)
     code = loop.run_until_complete(serve(settings))
-    logging.shutdown()
+    lines.close()
     os._exit(code)  # a thread may still wait for a storage that does not answer
 
 

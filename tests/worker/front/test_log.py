@@ -1,0 +1,75 @@
+"""The front's log: whoever does not read it keeps nobody waiting."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+from collections.abc import Iterator
+from typing import TextIO
+
+import pytest
+from trtmodel_worker.front import logs
+from trtmodel_worker.front.logs import Log
+
+log = logging.getLogger("trtmodel_worker.front.some")
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[int, TextIO]]:
+    """Of a small pipe: where it is read, and where the log is written to."""
+    level = logging.getLogger().level
+    reading, writing = os.pipe()
+    fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096)
+    with os.fdopen(writing, "w") as stream:
+        yield reading, stream
+    os.close(reading)
+    logging.getLogger().setLevel(level)
+
+
+def read_to_end(fd: int) -> str:
+    found = b""
+    while data := os.read(fd, 65536):
+        found += data
+    return found.decode()
+
+
+def test_lines_are_written_in_order_and_to_the_last_one(ends: tuple[int, TextIO]) -> None:
+    reading, stream = ends
+    lines = Log(stream)
+    log.info("the first %s", "one")
+    try:
+        raise ValueError("why")
+    except ValueError:
+        log.exception("it failed")
+    lines.close()
+    stream.close()
+    text = read_to_end(reading)
+    assert (
+        text.index("INFO front the first one\n") < text.index("ERROR front it failed\n") < text.index("ValueError: why")
+    )
+
+
+def test_a_log_that_nobody_reads_keeps_nobody_waiting_and_what_is_lost_is_counted(
+    ends: tuple[int, TextIO], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs, "MOST_LINES", 50)
+    reading, stream = ends
+    lines = Log(stream)
+    for number in range(500):  # would not return if it wrote
+        log.info("line %d %s", number, "x" * 400)
+    text = b""
+    while b"line 0 " not in text:  # its thread has begun to write, and there is room again soon
+        text += os.read(reading, 65536)
+    os.set_blocking(reading, False)
+    number = 500
+    while b"were not written in time" not in text:
+        log.info("line %d %s", number, "x" * 400)
+        number += 1
+        try:
+            text += os.read(reading, 65536)
+        except BlockingIOError:
+            continue
+    os.set_blocking(reading, True)
+    lines.close()
+    stream.close()
