@@ -363,6 +363,25 @@ def test_while_the_only_host_is_stopped_nobody_waits_for_it_if_another_engine_ma
     run(story)
 
 
+def test_all_that_a_stopped_host_has_is_run_elsewhere_at_once() -> None:
+    async def story(w: World) -> None:
+        standby = w.engine("standby", 3.0, lanes=2)
+        engine = w.engine("stable", 2.0, helper="standby", lanes=2)
+        for _ in range(60):
+            w.send(engine)
+            await asyncio.sleep(0.01)
+        standby.seconds = (0.2, 0.2)
+        engine.hosts[0].stop()
+        both = [w.send(engine)]
+        await asyncio.sleep(0.002)
+        both.append(w.send(engine))
+        await w.settle()
+        assert [request.answers[0][0] for request in both] == [standby] * 2
+        assert abs(both[0].ended_at - both[1].ended_at) < 0.1, "the second did not wait for the first one's end"
+
+    run(story)
+
+
 def test_a_candidate_that_is_stopped_is_not_relieved_by_stable_before_it_is_ended() -> None:
     async def story(w: World) -> None:
         stable = w.engine("stable", 2.0)

@@ -16,7 +16,7 @@ from trtmodel_worker.front.lanes import Host, LanePort, Lanes
 from trtmodel_worker.front.stats import RevisionStats
 
 _LANES_PER_HEDGE = 4  # one hedge at a time for so many lanes, at least one: a slow engine must not get double load
-_LEAST_LOOK_SECONDS = 0.002
+_AGAIN_SECONDS = 0.002  # after one that was due and could not be
 _REAPED_SECONDS = 0.005  # a process without a device is reaped sooner, and its requests run again then
 
 
@@ -65,6 +65,7 @@ class Hedges:
     def _look(self) -> None:
         """Comes again while something runs that may become overdue."""
         now, soonest = time.monotonic(), 0.0
+        again = now + _AGAIN_SECONDS
         for lane in self._lanes.all:
             attempt = lane.attempt
             if attempt is None or attempt.batch.hedged or attempt.batch.hedges is not self:
@@ -75,8 +76,12 @@ class Hedges:
             if lane.dying:
                 due, allowed = lane.since + _REAPED_SECONDS, True
             else:
-                due = attempt.started + self._overdue.after(batch.bucket)
-                allowed = self._running < max(1, self._lanes.living // _LANES_PER_HEDGE)
+                after = self._overdue.after(batch.bucket)
+                due = attempt.started + after
+                # A host that says nothing at all is not slow: it was stopped, and waits with all that it has.
+                allowed = self._running < max(1, self._lanes.living // _LANES_PER_HEDGE) or self._lanes.is_silent(
+                    lane.host, now - after
+                )
             if due > now:
                 soonest = min(soonest or due, due)
             elif allowed and batch.wanted and not batch.suspect:
@@ -87,10 +92,9 @@ class Hedges:
                     self._running += 1
                     self._stats.hedges += 1
                 else:
-                    soonest = now
+                    soonest = min(soonest or again, again)
             else:
-                soonest = now
-        wait = max(_LEAST_LOOK_SECONDS, soonest - now)
+                soonest = min(soonest or again, again)
         if self._timer is not None:  # draining a lane may have ended a hedge
             self._timer.cancel()
-        self._timer = self._loop.call_later(wait, self._look) if soonest else None
+        self._timer = self._loop.call_later(soonest - now, self._look) if soonest else None
