@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import socket
 import time
 from collections.abc import Sequence
@@ -10,6 +11,8 @@ from typing import Protocol
 from trtmodel_worker.front.calls import Attempt, Elsewhere
 from trtmodel_worker.front.ladder import Overdue
 from trtmodel_worker.host.wire import reads_message
+
+next_generation = itertools.count(1).__next__  # of all engines: regions are shared between them
 
 
 class Host(Protocol):
