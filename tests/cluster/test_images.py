@@ -9,7 +9,7 @@ import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import pytest
 from packaging.markers import Marker
@@ -50,7 +50,7 @@ class Image:
     def layers(self) -> list[Path]:
         return [self._blob(layer["digest"]) for layer in self._json(self.digest)["layers"]]
 
-    def files(self, pattern: str) -> Iterator[tuple[str, IO[bytes]]]:
+    def files(self, pattern: str) -> Iterator[tuple[str, bytes]]:
         """(path, content) of what a layer brings and no later one is asked about."""
         wanted = re.compile(pattern)
         for layer in self.layers:
@@ -58,7 +58,7 @@ class Image:
                 for member in archive:
                     content = archive.extractfile(member) if wanted.fullmatch(member.name) else None
                     if content is not None:
-                        yield member.name, content
+                        yield member.name, content.read()
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +89,7 @@ def test_it_says_what_it_is_and_runs_without_rights_as_one_process(image: Image)
 
 def test_its_bill_of_materials_lists_what_is_installed_and_nothing_else(image: Image) -> None:
     ((_, file),) = image.files(rf"usr/share/sbom/trtmodel-{image.product.name}\.cdx\.json")
-    bill = json.load(file)
+    bill = json.loads(file)
     assert (bill["bomFormat"], bill["metadata"]["component"]["name"]) == ("CycloneDX", f"trtmodel-{image.product.name}")
     listed = {(normal(c["name"]), c["version"]) for c in bill["components"] if applies(c)}
     own = {"pip", "setuptools"}  # of the virtual environment
@@ -97,7 +97,7 @@ def test_its_bill_of_materials_lists_what_is_installed_and_nothing_else(image: I
     for path, content in image.files(r"opt/.*\.dist-info/METADATA"):
         if "/site-packages/setuptools/_vendor/" in path:
             continue
-        fields = dict(line.split(": ", 1) for line in content.read().decode().splitlines()[:40] if ": " in line)
+        fields = dict(line.split(": ", 1) for line in content.decode().splitlines()[:40] if ": " in line)
         if normal(fields["Name"]) not in own:
             installed.add((normal(fields["Name"]), fields["Version"]))
     assert installed == listed

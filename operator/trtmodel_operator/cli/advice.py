@@ -58,6 +58,10 @@ MOVES: Mapping[str, Advice] = {
         "Look at what answers there; the message has its words.",
     ),
     "GoingBack": Advice("Workers load the earlier revision that a person asked for; stable serves until all have it."),
+    "PlatformChanges": Advice(
+        "Workers of another image, or with other pod settings, are tried beside those of before."
+    ),
+    "WorkersLeave": Advice("All workers that are wanted serve; those of another image or other settings leave."),
     "StepPassed": Advice("The analysis passed, and the next step begins."),
     "StepsChanged": Advice("The steps were edited, so the trial begins at the first step again."),
     "Promoted": Advice("The revision became stable on every worker."),
@@ -104,6 +108,10 @@ WAITS: Mapping[str, Advice] = {
     "NoEngineForLoadKey": Advice(
         "A worker found no engine for its device and runtime; one is built on its node while the others serve.",
         "Leave a GPU of that node free for the build, or list that kind of GPU in `spec.targets`.",
+    ),
+    "NoRoomForWorker": Advice(
+        "No node takes one more worker, and none of the old ones may leave first; they serve on.",
+        "Add a node, or use `rollout.memoryPolicy: Resource` (and `allowDowntime` for a single worker): see rollouts.",
     ),
     "OtherLoadKey": Advice(
         "A build ran on another kind of machine than the workers that wait for it.",

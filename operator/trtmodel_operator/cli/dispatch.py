@@ -23,6 +23,7 @@ CLUSTER: Mapping[str, str] = {
     "history": "how its rollouts ended, and by which figures",
     "events": "what was said about it",
     "report": "the page of its accuracy gate, from the bucket",
+    "bench": "how fast it answers, through a port-forward or at --url",
     "promote": "promote the revision on trial without the steps that are left",
     "abort": "take back the revision that is on trial or being built",
     "rollback": "go back: to stable during a rollout, afterwards to the revision before",
@@ -38,15 +39,11 @@ LOCAL: Mapping[str, str] = {
     "build": "build its engine into a local store",
     "verify": "measure the engine against the original on your data",
     "serve": "build if need be, and serve",
-    "revoke": "take an engine in a bucket out of use",
-    "artifacts": "list the engines in a bucket",
-    "copy": "copy an engine to another namespace, bucket or cluster",
-    "collect": "remove from a bucket what nothing needs",
+    "cache": "the bucket: cache list|copy|revoke|collect",
 }
 BUILDER = ("check", "build", "verify", "serve")
-CACHE: Mapping[str, str] = {"list": "artifacts", "collect": "collect", "copy": "copy", "revoke": "revoke"}
+CACHE = ("list", "copy", "revoke", "collect")
 OTHERS: Mapping[str, str] = {
-    "cache": f"the bucket: cache {'|'.join(CACHE)}",
     "completion": "completion bash|zsh|fish: a script for your shell",
 }
 
@@ -68,8 +65,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _call("cli", "trtmodel_operator.cli.run", "run", words, prog)
     if command in LOCAL:
         return _call("builder" if command in BUILDER else "worker", ALONE, "main", words)
-    if command == "cache":
-        return _cache(words[1:], prog)
     if command in ("completion", "__complete"):
         return _call("cli", "trtmodel_operator.cli.complete", "main", words)
     hint = "the command comes first, then its options" if command.startswith("-") else "there is no such command"
@@ -87,14 +82,6 @@ def usage(prog: str) -> str:
     ):
         parts.append("\n".join([f"{title}:"] * bool(title) + [f"  {name:11} {text}" for name, text in names.items()]))
     return "\n\n".join(parts)
-
-
-def _cache(words: Sequence[str], prog: str) -> int:
-    if words and words[0] in CACHE:
-        return _call("worker", ALONE, "main", [CACHE[words[0]], *words[1:]])
-    for name, command in CACHE.items():
-        print(f"{prog} cache {name:8} {LOCAL[command]}", file=sys.stdout if words else sys.stderr)
-    return 0 if words and words[0] in ("-h", "--help") else EXIT_USAGE
 
 
 def _call(extra: str, module: str, function: str, *arguments: object) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from typing import Any
 
 from trtmodel_operator.cli.dispatch import CLUSTER
@@ -43,6 +44,7 @@ def build(prog: str) -> argparse.ArgumentParser:
         how.add_argument("--async", dest="detached", action="store_true", help="do not wait for the operator's answer")
         text = "of --wait (default: 10m)"
         one.add_argument("--timeout", type=_seconds, default=WAIT_SECONDS, metavar="TIME", help=text)
+    _bench(_command(commands, "bench"))
     lint = _command(commands, "lint")
     lint.add_argument("files", nargs="+", metavar="FILE", help="YAML or JSON; - is standard input")
     lint.add_argument(
@@ -61,6 +63,41 @@ def _report(one: argparse.ArgumentParser) -> None:
     one.add_argument("--endpoint", default="", metavar="URL", help="of the storage, as this machine reaches it")
     text = "files AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (default: as the AWS tools find them)"
     one.add_argument("--credentials", default="", metavar="DIR", help=text)
+
+
+def _bench(one: argparse.ArgumentParser) -> None:
+    one.add_argument("name", help="of the TRTModel")
+    text = "where it answers, such as http://magika.ml:8080; without it, through kubectl port-forward to one worker"
+    one.add_argument("--url", default="", help=text)
+    one.add_argument(
+        "--concurrency", type=_number(1, 256), default=4, metavar="N", help="clients (default: %(default)s)"
+    )
+    one.add_argument("--duration", type=_seconds, default=10.0, metavar="TIME", help="default: 10s")
+    one.add_argument(
+        "--rows", type=_number(1, 100_000), default=1, metavar="N", help="of a request (default: %(default)s)"
+    )
+    text = "of an input, such as x:1x3x224x224, where neither model nor profile says it"
+    one.add_argument("--shape", type=_shape, action="append", default=[], metavar="NAME:SIZES", help=text)
+    one.add_argument("--data", default="", metavar="FILE", help="a request as JSON, instead of zeros")
+    one.add_argument("--request-timeout", type=_seconds, default=30.0, metavar="TIME", help="default: 30s")
+
+
+def _number(low: int, high: int) -> Callable[[str], int]:
+    def read(text: str) -> int:
+        if not text.isascii() or not text.isdigit() or not low <= int(text) <= high:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number from {low} to {high}")
+        return int(text)
+
+    return read
+
+
+def _shape(text: str) -> tuple[str, tuple[int, ...]]:
+    """The name may hold colons itself."""
+    name, _, sizes = text.rpartition(":")
+    parts = sizes.split("x")
+    if not name or not all(part.isascii() and part.isdigit() and len(part) < 10 for part in parts):
+        raise argparse.ArgumentTypeError(f"{text!r} is no NAME:SIZES, such as x:1x3x224x224")
+    return name, tuple(int(part) for part in parts)
 
 
 def _command(commands: Any, name: str, *, outputs: tuple[str, ...] = ("json",)) -> argparse.ArgumentParser:

@@ -53,6 +53,10 @@ def _run(options: argparse.Namespace) -> int:
         from trtmodel_operator.cli import lint
 
         return lint.lint(None, options)
+    if options.command == "bench" and options.url:
+        from trtmodel_operator.cli import bench
+
+        return bench.bench(None, options)
     from trtmodel_operator.cli.connection import Connection
 
     at = Connection(options.kubeconfig, options.context, options.namespace)
@@ -67,6 +71,10 @@ def _with(at: Connection, options: argparse.Namespace) -> int:
         from trtmodel_operator.cli import lint
 
         return lint.lint(at, options)
+    if options.command == "bench":
+        from trtmodel_operator.cli import bench
+
+        return bench.bench(at, options)
     if options.command == "report":
         from trtmodel_operator.cli import report
 

@@ -19,8 +19,8 @@ Type = Callable[..., Typed]
     ("before", "word", "found"),
     [
         ([], "st", ["status"]),
-        ([], "c", ["check", "copy", "collect", "cache", "completion"]),
-        (["cache"], "", ["list", "collect", "copy", "revoke"]),
+        ([], "c", ["check", "cache", "completion"]),
+        (["cache"], "", ["list", "copy", "revoke", "collect"]),
         (["completion"], "f", ["fish"]),
         (["get"], "-o", ["-o"]),
         (["get", "-o"], "", ["json", "wide"]),

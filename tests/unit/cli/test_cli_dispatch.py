@@ -36,16 +36,32 @@ def test_every_command_has_a_page_of_help(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_commands_of_the_cluster_are_those_of_its_parser() -> None:
-    assert set(dispatch.CLUSTER) == {*parser.SHOW, *(order.verb for order in ORDERS), "lint"}
+    assert set(dispatch.CLUSTER) == {*parser.SHOW, *(order.verb for order in ORDERS), "lint", "bench"}
 
 
-def test_cache_is_another_name_for_the_commands_about_a_bucket(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_commands_about_a_bucket_have_one_name(capsys: pytest.CaptureFixture[str]) -> None:
+    for action in dispatch.CACHE:
+        with pytest.raises(SystemExit) as ended:
+            dispatch.main(["cache", action, "--help"])
+        assert ended.value.code == 0
+        assert f"trtmodel cache {action}" in capsys.readouterr().out
+        if action != "list":
+            assert dispatch.main([action]) == 2
+            assert "there is no such command" in capsys.readouterr().err
     with pytest.raises(SystemExit) as ended:
-        dispatch.main(["cache", "list", "--help"])
-    assert ended.value.code == 0
-    assert "list the engines of a namespace" in capsys.readouterr().out
-    assert dispatch.main(["cache", "--help"]) == 0
-    assert dispatch.main(["cache", "burn"]) == 2
+        dispatch.main(["cache", "burn"])
+    assert ended.value.code == 2
+
+
+def test_every_command_can_answer_a_program(capsys: pytest.CaptureFixture[str]) -> None:
+    """But for serve, which answers requests."""
+    commands = [[name] for name in (*dispatch.CLUSTER, *dispatch.LOCAL) if name not in ("cache", "serve")]
+    for words in [*commands, *(["cache", action] for action in dispatch.CACHE)]:
+        with pytest.raises(SystemExit):
+            dispatch.main([*words, "--help"])
+        page = capsys.readouterr().out
+        assert "-o " in page, words
+        assert "json" in page, words
 
 
 @pytest.mark.parametrize(

@@ -352,7 +352,7 @@ def test_production_builds_nothing_and_says_how_to_get_the_engine() -> None:
     decision = decide(seen)
     assert decision.actions == ()
     assert (decision.situation.stage, decision.situation.reason) == (Stage.STALLED, "NoStagedEngine")
-    assert "trtmodel copy" in decision.situation.message
+    assert "trtmodel cache copy" in decision.situation.message
     assert "command refresh" in decision.situation.message
 
 

@@ -144,7 +144,7 @@ def test_a_bucket_or_credentials_that_are_gone_leave_the_artifacts_and_let_the_m
     assert decision.actions == (Guard(on=False),)
     assert told(decision)[:2] == ("ArtifactsKept", True)
     assert message in told(decision)[2]
-    assert "then run trtmodel collect s3://engines/trtmodel/ml" in told(decision)[2]
+    assert "then run trtmodel cache collect s3://engines/trtmodel/ml" in told(decision)[2]
 
 
 def test_a_job_that_never_comes_to_an_end_holds_it_for_an_hour() -> None:

@@ -37,7 +37,7 @@ def where(tmp_path: Path, store: ArtifactStore) -> str:
 
 
 def trtmodel(tmp_path: Path, *arguments: str) -> int:
-    return main([*arguments, "--cache", str(tmp_path / "home")])
+    return main(["cache", *arguments, "--cache", str(tmp_path / "home")])
 
 
 def test_engines_are_listed_with_the_digest_that_the_other_commands_take(
@@ -46,7 +46,7 @@ def test_engines_are_listed_with_the_digest_that_the_other_commands_take(
     first, second = publish(store), publish(store, plan=b"longer plan")
     assert trtmodel(tmp_path, "revoke", where, first, "--reason", "bad") == JobExit.DONE
     capsys.readouterr()
-    assert trtmodel(tmp_path, "artifacts", where) == JobExit.DONE
+    assert trtmodel(tmp_path, "list", where) == JobExit.DONE
     lines = capsys.readouterr().out.splitlines()
     assert lines == [
         f"{first} 0123456789 test-1-cpu 1 2026-01-01T00:00:00Z 4 bytes revoked",

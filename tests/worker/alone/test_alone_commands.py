@@ -91,7 +91,7 @@ def test_everything_that_is_wrong_is_shown_at_once_for_people_and_for_programs(t
     assert "error   OperatorUnsupported: node 'first': operator ai.onnx:Foo does not exist" in shown.stdout
     assert shown.stdout.count("weight 'w' holds NaN") == 1
     assert shown.stderr == ""
-    done = trtmodel("check", model, "--json", cache=cache)
+    done = trtmodel("check", model, "-o", "json", cache=cache)
     assert done.returncode == 42
     found = json.loads(done.stdout)
     assert found["accepted"] is False
@@ -104,7 +104,7 @@ def test_everything_that_is_wrong_is_shown_at_once_for_people_and_for_programs(t
 def test_a_warning_is_shown_and_rejects_nothing(tmp_path: Path, cache: Path) -> None:
     values = [(name, onnx_models.FLOAT, ("n", 4)) for name in ("x", "idle", "y")]
     model = onnx_models.save(tmp_path / "m.onnx", [onnx_models.node("Relu", ["x"], ["y"])], values[:2], values[2:])
-    done = trtmodel("check", model, "--json", cache=cache)
+    done = trtmodel("check", model, "-o", "json", cache=cache)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["accepted"] is True

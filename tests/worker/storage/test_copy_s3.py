@@ -1,4 +1,4 @@
-"""`trtmodel copy` between two buckets of a real S3 server, as a user types it."""
+"""`trtmodel cache copy` between two buckets of a real S3 server, as a user types it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _handler_of_sigterm() -> Iterator[None]:
 def copied(gateway: Gateway, credentials: Path, tmp_path: Path, digest: str) -> int:
     return main(
         [
-            *("copy", digest, "s3://engines/trtmodel/staging", "s3://models/trtmodel/production"),
+            *("cache", "copy", digest, "s3://engines/trtmodel/staging", "s3://models/trtmodel/production"),
             *("--from-endpoint", gateway.endpoint, "--from-credentials", str(credentials)),
             *("--to-endpoint", gateway.endpoint, "--to-credentials", str(credentials)),
             *("--cache", str(tmp_path / "home")),

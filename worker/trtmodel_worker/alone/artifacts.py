@@ -1,4 +1,4 @@
-"""``trtmodel artifacts | copy | revoke | collect``: what lies in a bucket, for people who keep it in order.
+"""``trtmodel cache list | copy | revoke | collect``: what lies in a bucket, for people who keep it in order.
 
 Where artifacts are is the bucket, the prefix and the namespace in one: s3://bucket/prefix/namespace, or a directory.
 """
@@ -6,6 +6,7 @@ Where artifacts are is the bucket, the prefix and the namespace in one: s3://buc
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import tempfile
@@ -26,16 +27,20 @@ from trtmodel_worker.builder import collect, copying
 from trtmodel_worker.engines.building import Rejected
 from trtmodel_worker.storage import ArtifactStore, NotFound, StorageError
 
-COMMANDS = ("artifacts", "copy", "revoke", "collect")
+COMMAND = "cache"
 GRACE = "2d"
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
-def add_parsers(commands: Any) -> None:
-    listed = _command(commands, "artifacts", "list the engines of a namespace")
+def add_parsers(of_all: Any) -> None:
+    text = "keep a bucket in order"
+    commands = of_all.add_parser(COMMAND, help=text, description=text).add_subparsers(
+        required=True, dest="action", metavar="list|copy|revoke|collect"
+    )
+    listed = _command(commands, "list", "list the engines of a namespace")
     _where(listed, "where", "")
     copied = _command(commands, "copy", "copy an engine with its gate figures to another namespace, bucket or cluster")
-    copied.add_argument("digest", type=_digest, help="of the engine's manifest, as `trtmodel artifacts` lists it")
+    copied.add_argument("digest", type=_digest, help="of the engine's manifest, as `trtmodel cache list` lists it")
     _where(copied, "source", "from-")
     _where(copied, "destination", "to-")
     revoked = _command(commands, "revoke", "take an engine out of use for new rollouts: the next Job builds anew")
@@ -59,7 +64,7 @@ def add_parsers(commands: Any) -> None:
 
 def run(options: argparse.Namespace, home: Home) -> int:
     """The exit code. Raises StorageError."""
-    command = {"artifacts": _artifacts, "copy": _copy, "revoke": _revoke, "collect": _collect}[options.command]
+    command = {"list": _list, "copy": _copy, "revoke": _revoke, "collect": _collect}[options.action]
     try:
         return command(options, home)
     except Rejected as e:
@@ -89,7 +94,7 @@ def open_at(where: str, endpoint: str, region: str, credentials: str) -> Artifac
         raise StorageError(Reason.BUCKET_NOT_FOUND, f"{where}: {e}") from e
 
 
-def _artifacts(options: argparse.Namespace, _home: Home) -> int:
+def _list(options: argparse.Namespace, _home: Home) -> int:
     store = _open(options, "where", "")
     markers = set[layout.BuildKey]()
     found = []
@@ -99,20 +104,37 @@ def _artifacts(options: argparse.Namespace, _home: Home) -> int:
             markers.add(build)
         elif build is not None:
             found.append((build, key))
+    engines = []
     for build, key in sorted(found, key=lambda item: (item[0].revision, item[0].load_key, item[0].number)):
         data = store.read(key)
+        made, size = _of_manifest(data)
         revoked = layout.BuildKey(build.revision, build.load_key, build.number, True) in markers
-        text = f"{sha256_hex(data)} {build.revision} {build.load_key} {build.number} {_of_manifest(data)}"
-        print(f"{text} revoked" if revoked else text)
+        engine = {
+            "digest": sha256_hex(data),
+            "revision": build.revision,
+            "loadKey": build.load_key,
+            "number": build.number,
+            "createdAt": made,
+            "bytes": size,
+            "revoked": revoked,
+        }
+        engines.append(engine)
+        about = "unreadable" if size is None else f"{name(made or '')} {size:,} bytes"
+        text = f"{engine['digest']} {build.revision} {build.load_key} {build.number} {about}"
+        if options.output != "json":
+            print(f"{text} revoked" if revoked else text)
+    if options.output == "json":
+        print(json.dumps({"engines": engines}, indent=2))
     return JobExit.DONE
 
 
-def _of_manifest(data: bytes) -> str:
+def _of_manifest(data: bytes) -> tuple[str | None, int | None]:
+    """(when it was made, the plan's bytes); None of one that cannot be read."""
     try:
         manifest = loads(Manifest, data)
     except DocumentError:
-        return "unreadable"
-    return f"{name(manifest.created_at)} {manifest.plan.size:,} bytes"
+        return None, None
+    return manifest.created_at, manifest.plan.size
 
 
 def _copy(options: argparse.Namespace, home: Home) -> int:
@@ -120,8 +142,17 @@ def _copy(options: argparse.Namespace, home: Home) -> int:
     with tempfile.TemporaryDirectory(dir=home.root, prefix="work-") as work:
         done = copying.copy(source, destination, options.digest, Path(work), say)
     what = f"revision {done.manifest.revision} for {done.manifest.load_key} is number {done.number} there"
-    print(f"{what}: {done.sent} files of {done.sent_bytes:,} bytes sent, figures: {done.figures}")
-    return JobExit.DONE
+    document = {
+        "digest": options.digest,
+        "revision": done.manifest.revision,
+        "loadKey": str(done.manifest.load_key),
+        "number": done.number,
+        "files": done.sent,
+        "bytes": done.sent_bytes,
+        "figures": done.figures,
+    }
+    text = f"{what}: {done.sent} files of {done.sent_bytes:,} bytes sent, figures: {done.figures}"
+    return _told(options, document, text)
 
 
 def _revoke(options: argparse.Namespace, _home: Home) -> int:
@@ -132,17 +163,24 @@ def _revoke(options: argparse.Namespace, _home: Home) -> int:
         if build is None or build.marker or sha256_hex(store.read(key)) != options.digest:
             continue
         done = store.revoke(build.revision, build.load_key, options.digest, why)
-        name = f"{build.revision} for {build.load_key} number {build.number}"
-        print(f"{name} is revoked" if done else f"{name} was revoked before")
-        return JobExit.DONE
+        what = f"{build.revision} for {build.load_key} number {build.number}"
+        document = {
+            "digest": options.digest,
+            "revision": build.revision,
+            "loadKey": build.load_key,
+            "number": build.number,
+            "before": not done,
+        }
+        return _told(options, document, f"{what} is revoked" if done else f"{what} was revoked before")
     raise NotFound(f"{options.where}: there is no engine with the digest {options.digest}")
 
 
 def _collect(options: argparse.Namespace, _home: Home) -> int:
     store = _open(options, "where", "")
     rules = collect.Rules(options.grace, options.delete, options.without_pins)
+    lines: list[str] = []
     try:
-        done = collect.collect(store, rules, print)
+        done = collect.collect(store, rules, lines.append if options.output == "json" else print)
     except collect.NothingIsPinned as e:
         say(f"{e}. If that is right, say --without-pins")
         return JobExit.REJECTED
@@ -150,15 +188,31 @@ def _collect(options: argparse.Namespace, _home: Home) -> int:
         say(problem)
     verb = "removed" if options.delete else "would be removed"
     what = f"engines {done.deleted}, objects {done.objects}, bytes {done.freed_bytes:,}"
-    print(f"kept: engines {done.kept}; {verb}: {what}")
+    document = {
+        "kept": done.kept,
+        "removed": options.delete,
+        "engines": done.deleted,
+        "objects": done.objects,
+        "bytes": done.freed_bytes,
+        "waiting": done.waiting,
+        "lines": lines,
+        "problems": list(done.problems),
+    }
+    text = f"kept: engines {done.kept}; {verb}: {what}"
     if done.waiting:
         minutes = collect.SETTLE_SECONDS / 60
-        print(f"out of use: engines {done.waiting}; they go in a run that is {minutes:.0f} minutes later")
+        text += f"\nout of use: engines {done.waiting}; they go in a run that is {minutes:.0f} minutes later"
+    return _told(options, document, text)
+
+
+def _told(options: argparse.Namespace, document: dict[str, Any], text: str) -> int:
+    print(json.dumps(document, indent=2) if options.output == "json" else text)
     return JobExit.DONE
 
 
 def _command(commands: Any, name: str, text: str) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text)
+    parser.add_argument("-o", "--output", choices=("json",), default="", help="for programs")
     parser.add_argument(
         "--cache", type=Path, default=default_home(), metavar="DIR", help="for files under way (default: %(default)s)"
     )
@@ -181,7 +235,7 @@ def _open(options: argparse.Namespace, name: str, prefix: str) -> ArtifactStore:
 
 def _digest(text: str) -> str:
     if not re.fullmatch(r"[0-9a-f]{64}", text):
-        raise argparse.ArgumentTypeError(f"{text!r} is no digest: 64 hex digits, as `trtmodel artifacts` lists them")
+        raise argparse.ArgumentTypeError(f"{text!r} is no digest: 64 hex digits, as `trtmodel cache list` lists them")
     return text
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import json
 
+from trtmodel_contract.codec import encode
 from trtmodel_contract.exitcodes import JobExit
 from trtmodel_contract.gate import Task, Thresholds
 from trtmodel_contract.jobs import Reason
@@ -48,16 +50,19 @@ def _check(options: argparse.Namespace, wanted: engine.Wanted, home: Home) -> in
     try:
         checked = engine.check(wanted, home, Task(options.task))
     except Rejected as e:
-        print(tell.refused_as_json(options.model, e) if options.json else tell.findings(e.findings))
+        print(tell.refused_as_json(options.model, e) if options.output == "json" else tell.findings(e.findings))
         return JobExit.REJECTED  # the findings say it all
     there = engine.find(checked, home)
-    tell_it = tell.as_json if options.json else tell.as_text
+    tell_it = tell.as_json if options.output == "json" else tell.as_text
     print(tell_it(options.model, checked, there[0] if there else None))
     return JobExit.DONE
 
 
-def _build(_options: argparse.Namespace, wanted: engine.Wanted, home: Home) -> int:
-    print(engine.prepare(engine.check(wanted, home), home, say))
+def _build(options: argparse.Namespace, wanted: engine.Wanted, home: Home) -> int:
+    checked = engine.check(wanted, home)
+    digest = engine.prepare(checked, home, say)
+    document = {"revision": checked.revision, "loadKey": str(checked.load_key), "engine": digest}
+    print(json.dumps(document, indent=2) if options.output == "json" else digest)
     return JobExit.DONE
 
 
@@ -68,7 +73,17 @@ def _verify(options: argparse.Namespace, wanted: engine.Wanted, home: Home) -> i
         report.require_writable(options.report)  # before an hour of work
     checked = engine.check(wanted, home, task)
     ended = engine.verify(checked, home, options.dataset, options.samples, task, limits, say)
-    print(f"{ended.reason.value}: {name(ended.message)}")
+    code = _GATE_EXITS.get(ended.reason, JobExit.INCONCLUSIVE)
+    if options.output == "json":
+        document = {
+            "reason": ended.reason.value,
+            "message": ended.message,
+            "exitCode": code,
+            "revision": checked.revision,
+        }
+        print(json.dumps(document | {"figures": encode(ended.result.artifact.figures)}, indent=2))
+    else:
+        print(f"{ended.reason.value}: {name(ended.message)}")
     if options.report is not None and ended.result.artifact.figures is not None:
         report.write(ended.result.artifact.figures, limits, home, options.report)
-    return _GATE_EXITS.get(ended.reason, JobExit.INCONCLUSIVE)
+    return code

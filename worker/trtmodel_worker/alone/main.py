@@ -1,5 +1,5 @@
 """``trtmodel check | build | verify | serve``: what the Jobs and workers of a cluster do, on this machine, and
-``artifacts | copy | revoke | collect``: to keep a bucket in order.
+``cache list | copy | revoke | collect``: to keep a bucket in order.
 
 Progress and errors go to standard error. Exit codes: 0 done; 1 something outside failed, try again; 2 the command line
 cannot be used; 42 the model cannot be used so, or the gate failed; 44 the gate needs more samples; 130 interrupted.
@@ -72,7 +72,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace, home: Home) -> int:
-    if options.command in artifacts.COMMANDS:
+    if options.command == artifacts.COMMAND:
         return artifacts.run(options, home)
     return _serve(options, home) if options.command == "serve" else _of_engine(options, home)
 
@@ -159,7 +159,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=product_version())
     commands = parser.add_subparsers(required=True, dest="command", metavar="command")
     check = _model_command(commands, "check", "can it be built and served? Shows what is wrong or odd, and shapes")
-    check.add_argument("--json", action="store_true", help="findings and graph as one JSON document")
     check.add_argument("--task", choices=[task.value for task in Task], default=Task.RAW.value, help="of verify")
     _model_command(commands, "build", "build the engine into the local store, and print its digest")
     verify = _model_command(commands, "verify", "measure the engine against the original on your data")
@@ -197,6 +196,8 @@ def _parser() -> argparse.ArgumentParser:
 def _model_command(commands: Any, name: str, text: str) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text)
     parser.add_argument("model", type=_named, help="an ONNX file: a path, or an s3://, https:// or file:// URI")
+    if name != "serve":
+        parser.add_argument("-o", "--output", choices=("json",), default="", help="the result for programs")
     parser.add_argument("--runtime", default="ONNXRuntime", help="default: %(default)s")
     parser.add_argument("--precision", choices=PRECISIONS, default="FP32", help="default: %(default)s")
     parser.add_argument("--calibration", default="", metavar="NPZ", help="data for INT8, as --dataset")
