@@ -10,13 +10,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import random
 import signal
 import sys
 import time
 import uuid
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from typing import Any
+from typing import Any, TypeVar
 
 import kopf
 import uvloop
@@ -28,8 +29,9 @@ from trtmodel_operator.adapters.api import Api, configuration
 from trtmodel_operator.adapters.calls import Calls
 from trtmodel_operator.adapters.children import KeptChildren
 from trtmodel_operator.adapters.cluster import PLURAL, KubernetesCluster
-from trtmodel_operator.adapters.informing import informer_settings
+from trtmodel_operator.adapters.informing import informer_settings, session
 from trtmodel_operator.adapters.inquiries import HttpInquiries
+from trtmodel_operator.adapters.pacing import Pace
 from trtmodel_operator.adapters.progress import HttpProgress
 from trtmodel_operator.adapters.prometheus import Prometheus
 from trtmodel_operator.adapters.signing import SigningKeyError, installation_id, load_or_create
@@ -51,6 +53,10 @@ from trtmodel_operator.settings import Settings, SettingsError, from_environment
 EXIT_FAILED = 1
 EXIT_MISCONFIGURED = 2
 HOUR = 3600
+WAIT_FIRST, WAIT_MOST = 1.0, 8.0  # seconds until an API server that does not answer is asked again at the start
+TOO_BUSY, SERVER_FAILED = 429, 500
+
+T = TypeVar("T")
 
 log = logging.getLogger("trtmodel_operator.main")  # also when run as __main__
 
@@ -70,8 +76,10 @@ def handlers(
     everything that acts."""
     registry = kopf.OperatorRegistry()
 
-    def login(**kwargs: Any) -> Any:
-        return kopf.login_with_service_account(**kwargs) or kopf.login_with_kubeconfig(**kwargs)
+    pace = Pace()
+
+    async def login(**kwargs: Any) -> Any:
+        return session(pace, **kwargs)
 
     async def model(type: str | None, namespace: str, name: str, meta: Any, status: Any, **_: Any) -> None:  # noqa: A002
         metrics.events.labels("TRTModel").inc()
@@ -128,7 +136,7 @@ async def run(settings: Settings) -> None:
         kept = KeptChildren(api, settings.watch_namespaces, herald)
         cluster = KubernetesCluster(api, settings.watch_namespaces, settings.pod_name, kept)
 
-        await cluster.require_crd()
+        await patiently(cluster.require_crd, health)
         health.waiting_for = ""
         identity = f"{settings.pod_name}_{uuid.uuid4()}"
         lease = Lease(cluster, settings.namespace, settings.lease_name, identity)
@@ -143,8 +151,10 @@ async def run(settings: Settings) -> None:
         metrics.leader.set(1)
         log.info("leading")
 
-        signer = await load_or_create(cluster, settings.namespace, settings.key_secret)
-        installation = await installation_id(cluster, settings.namespace, settings.key_secret)
+        key_pair = settings.namespace, settings.key_secret
+        signer = await patiently(lambda: load_or_create(cluster, *key_pair), health)
+        installation = await patiently(lambda: installation_id(cluster, *key_pair), health)
+        health.waiting_for = ""
         workers = HttpWorkers(signer, clock, queue.add, on_call=metrics.asked_worker)
         metrics.watch(queue.depth, queue.oldest, lambda: workers.following, lambda: len(signer.public_keys()))
         builds = BuildQueue(cluster, settings.max_builds, clock.now, metrics.count_builds)
@@ -215,6 +225,21 @@ async def run(settings: Settings) -> None:
         registry = handlers(queue, witness, metrics, stop)
         await kopf.operator(registry=registry, settings=informer_settings(), **scope)
         log.info("stopping")
+
+
+async def patiently(ask: Callable[[], Awaitable[T]], health: Health, pause: float = WAIT_FIRST) -> T:
+    """The answer, asked for until the API server is there and not too busy: a process that ended instead would be begun
+    again ever more seldom, and so come back minutes after the server. Raises ClusterError if it refuses."""
+    while True:
+        try:
+            return await ask()
+        except ClusterError as e:
+            if e.status and e.status != TOO_BUSY and e.status < SERVER_FAILED:
+                raise
+            health.waiting_for = f"the API server: {e}"
+            log.warning("not begun yet: %s", e)
+            await asyncio.sleep(max(e.retry_after, pause * random.uniform(0.75, 1.0)))  # noqa: S311 - spreads load
+        pause = min(WAIT_MOST, pause * 2)
 
 
 def _after(ready: Callable[[], Awaitable[None]], run: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[None]]:

@@ -64,7 +64,8 @@ class KubernetesCluster:
         nothing and say nothing."""
         found = await self._api.get(f"/apis/{API_VERSION}")
         if not any(r.get("name") == PLURAL for r in (found or {}).get("resources") or ()):
-            raise ClusterError("GET", f"/apis/{API_VERSION}", "the CRD of TRTModels is not installed: apply it first")
+            cause = "the CRD of TRTModels is not installed: apply it first"
+            raise ClusterError("GET", f"/apis/{API_VERSION}", cause, 404)
 
     async def get_model(self, key: Key) -> Json | None:
         return await self._api.get(_model_path(key))

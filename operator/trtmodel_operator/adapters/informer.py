@@ -28,7 +28,7 @@ from trtmodel_operator.ports import ClusterError, Json, Key
 
 OPEN_AGAIN = 70.0  # seconds of silence; the API server sends a bookmark every minute, where it sends any
 SILENCE = 90.0
-AGAIN_FIRST, AGAIN_MOST = 0.2, 30.0  # seconds until a watch that broke is opened again
+AGAIN_FIRST, AGAIN_MOST = 0.2, 15.0  # seconds until a watch that broke is opened again
 AT_ONCE = 5.0  # a watch that ends sooner than that ended at once
 LABEL_JOB_NAME = "batch.kubernetes.io/job-name"  # the Job controller's, on every pod
 JOB = "job:"  # before the name of a Job under which its pods are filed; no TRTModel can be named so
@@ -121,7 +121,7 @@ class Informer:
 
     def fresh(self) -> bool:
         """Whether all of it was heard of lately."""
-        return all(s.version and time.monotonic() - s.heard < SILENCE for s in self._streams.values())
+        return all(s.listed and time.monotonic() - s.heard < SILENCE for s in self._streams.values())
 
     def silence(self) -> float:
         """Seconds since the stream that was silent longest was heard of."""
@@ -170,7 +170,7 @@ class Informer:
         others = {n for n in self.kept.names() if not _lies_in(path, n[0])}
         for meta in self.kept.drop_but(names | others, int(version)):
             self._changed(self.kind, meta)
-        stream.version = version
+        stream.version, stream.listed = version, True
 
     def _take(self, event: Json, stream: _Stream) -> None:
         stream.heard = time.monotonic()
@@ -185,7 +185,8 @@ class Informer:
 
 class _Stream:
     def __init__(self) -> None:
-        self.version = ""  # of the list or the last event; '' before the first list
+        self.version = ""  # of the list or the last event; '' before a list
+        self.listed = False  # once: what is listed again after a 410 was heard of lately all the same
         self.heard = self.opened = time.monotonic()
 
     def hear(self) -> None:

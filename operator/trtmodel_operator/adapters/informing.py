@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import aiohttp
 import kopf
 
 from trtmodel_operator.adapters.api import PAGE
+from trtmodel_operator.adapters.pacing import ForEver, Pace
 from trtmodel_operator.manifests import GROUP
+
+CONNECT_SECONDS, REQUEST_SECONDS = 10, 30
 
 
 class NoProgress(kopf.ProgressStorage):  # type: ignore[misc]
@@ -54,6 +58,29 @@ def informer_settings() -> kopf.OperatorSettings:
     settings.persistence.progress_storage = NoProgress()
     settings.persistence.diffbase_storage = NoDifference()
     settings.watching.chunk_size = PAGE
-    settings.networking.connect_timeout = 10
-    settings.networking.request_timeout = 30
+    settings.networking.connect_timeout = CONNECT_SECONDS
+    settings.networking.request_timeout = REQUEST_SECONDS
+    settings.networking.error_backoffs = ForEver()
     return settings
+
+
+def session(pace: Pace, **kwargs: Any) -> kopf.AiohttpSession | None:
+    """What kopf speaks to the API server with, as its login handler returns it: the pod's service account, else the
+    kubeconfig; None if there is neither. Asked again when the server no longer takes the token."""
+    found = kopf.login_with_service_account(**kwargs) or kopf.login_with_kubeconfig(**kwargs)
+    if found is None:
+        return None
+    made = aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, ssl=found.as_ssl_context()),
+        headers=found.as_http_headers(),
+        proxy=found.proxy_url,
+        middlewares=(pace,),
+        trust_env=False,
+    )
+    return kopf.AiohttpSession(
+        server=found.server,
+        default_namespace=found.default_namespace,
+        priority=found.priority,
+        expiration=found.expiration,
+        aiohttp_session=made,
+    )

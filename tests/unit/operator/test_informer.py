@@ -170,6 +170,28 @@ def test_a_watch_that_is_too_old_lists_again_and_finds_what_went_meanwhile(api_s
     play(api_server, scene)
 
 
+def test_while_a_kind_is_listed_again_passes_go_on_with_what_is_kept(api_server: FakeApiServer) -> None:
+    """They listed for themselves, five lists each, and the API server that says 410 is the one in trouble."""
+
+    async def scene(s: Scene) -> None:
+        believed: list[bool] = []
+
+        async def fault(seen: Seen) -> Any:
+            if not seen.path.endswith("/pods"):
+                return None
+            if seen.query.get("watch"):
+                return refusal(410, "too old resource version") if s.kept.fresh() else refusal(500)
+            believed.append(s.kept.fresh())
+            return None
+
+        s.server.fault = fault
+        async with s.watching():
+            await s.until(lambda: len(believed) >= 3)
+            assert believed == [False, *[True] * (len(believed) - 1)]
+
+    play(api_server, scene)
+
+
 def test_a_watch_that_says_nothing_is_opened_again_where_it_ended(
     api_server: FakeApiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
