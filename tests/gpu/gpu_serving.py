@@ -38,8 +38,8 @@ def load_key(runtime):
     return LoadKey(runtime, key.version, key.device, key.capability, key.mig)
 
 
-def publish(bucket, model, engine, revision, runtime):
-    """Commit the model's plan as an engine of `runtime`; its manifest's digest."""
+def describe(model, engine, revision, runtime, put):
+    """The manifest of the model's plan as an engine of `runtime`. `put` keeps bytes and says as what."""
     inputs = model.sample(GOLDEN_ROWS, seed=7)
     outputs = engine.create_lane().run(inputs, allocate_anew)
     arrays = {f"i{i}": inputs[s.name] for i, s in enumerate(engine.inputs)}
@@ -47,14 +47,25 @@ def publish(bucket, model, engine, revision, runtime):
     buffer = io.BytesIO()
     np.savez(buffer, **arrays)
     tolerances = {name: 1e-2 * float(np.abs(array).max()) for name, array in outputs.items()}
-    manifest = Manifest(
+    return Manifest(
         revision=revision, load_key=load_key(runtime), number=1, driver=TensorRtRuntime().driver(), build={},
-        source_sha256="0" * 64, plan=bucket.store.put_bytes(model.plan.read_bytes()), inputs=engine.inputs,
-        outputs=engine.outputs, profiles=model.profiles, memory=MemoryNeed(0, 0),
-        golden=(Golden(bucket.store.put_bytes(buffer.getvalue()), GOLDEN_ROWS, tolerances),), tools={},
+        source_sha256="0" * 64, plan=put(model.plan.read_bytes()), inputs=engine.inputs, outputs=engine.outputs,
+        profiles=model.profiles, memory=MemoryNeed(0, 0),
+        golden=(Golden(put(buffer.getvalue()), GOLDEN_ROWS, tolerances),), tools={},
         created_at="2026-01-01T00:00:00Z",
     )  # fmt: skip
+
+
+def publish(bucket, model, engine, revision, runtime):
+    """Commit the model's plan as an engine of `runtime`; its manifest's digest."""
+    manifest = describe(model, engine, revision, runtime, bucket.store.put_bytes)
     return bucket.store.put_bytes(dumps(manifest)).digest
+
+
+def search_path():
+    """Of a process that imports the worker, and what is here."""
+    mine = [ROOT / "contract", ROOT / "worker", HERE, HERE / "plugin", ROOT / "tests/worker"]
+    return os.pathsep.join([*map(str, mine), *filter(None, [os.environ.get("PYTHONPATH", "")])])
 
 
 class Served:
@@ -66,17 +77,11 @@ class Served:
         self.key = load_key(runtime)
         digests = [publish(self.bucket, model, engine, r, runtime) for r in (REVISION_1, REVISION_2)]
         self.engines = [self.operator.artifact(r, d) for r, d in zip((REVISION_1, REVISION_2), digests, strict=True)]
-        paths = [
-            ROOT / "contract",
-            ROOT / "worker",
-            HERE / "plugin",
-            *os.environ.get("PYTHONPATH", "").split(os.pathsep),
-        ]
         kept = {n: os.environ[n] for n in ("LD_LIBRARY_PATH", "PYTHONHOME", "CUDA_VISIBLE_DEVICES") if n in os.environ}
         settings = {
             "TRTMODEL_RUNTIME": runtime, "TRTMODEL_CONTEXTS": str(lanes), "TRTMODEL_HOSTS": str(hosts),
             "TRTMODEL_SHARED_MEMORY_PREFIX": SHM_PREFIX, "TRTMODEL_BATCH_BUCKETS": "1,2,4,8,16,32",
-            "PYTHONPATH": os.pathsep.join(str(p) for p in paths if str(p)), **kept, **environment,
+            "PYTHONPATH": search_path(), **kept, **environment,
         }  # fmt: skip
         self.worker = WorkerProcess(folder / "worker", self.operator, self.bucket, **settings)
         self.clients = 0
@@ -147,8 +152,7 @@ class Served:
 
     def client(self, request, concurrency, seconds, pause=0.0, how=""):
         """A client that runs meanwhile; `result` waits for it."""
-        command = [sys.executable, str(HERE / "gpu_client.py"), str(self.worker.port), str(request), str(concurrency)]
-        return Client(subprocess.Popen([*command, str(seconds), str(pause), how], stdout=subprocess.PIPE), seconds)
+        return start_client(self.worker.port, request, concurrency, seconds, pause, how)
 
     def measure(self, request, concurrency, seconds, processes=1, how=""):
         """Percentiles and rate of clients that do nothing else."""
@@ -169,6 +173,11 @@ class Served:
             part: (_sum(text, f"{part}_seconds_sum"), _sum(text, f"{part}_seconds_count"))
             for part in ("queue", "compute", "request")
         }
+
+
+def start_client(port, request, concurrency, seconds, pause=0.0, how=""):
+    command = [sys.executable, str(HERE / "gpu_client.py"), str(port), str(request), str(concurrency)]
+    return Client(subprocess.Popen([*command, str(seconds), str(pause), how], stdout=subprocess.PIPE), seconds)
 
 
 class Client:

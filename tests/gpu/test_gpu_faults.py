@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
-import threading
 import time
 
 import gpu_serving
 import numpy as np
 import pytest
-from gpu_bare import BareLoop
-from gpu_models import HERE
 from gpu_serving import metric, percentiles, stopped
 from trtmodel_contract.control import EngineState
 from trtmodel_gpu_faults import TRIGGER, ask_for
@@ -97,36 +92,6 @@ def _sticky(served, figures, bar):
     told(figures, bar, "sticky error", served, seen, began, ended, ended_hosts=len(gone), log=log)
     assert len(gone) == 1
     assert "(exit code 70)" in served.worker.log.read_text()
-
-
-def test_a_sticky_error_of_one_process_holds_up_what_others_run_on_the_same_gpu(resnet_engine, figures, bar):
-    """Nothing of the worker has a part in it: bare loops in this process, while another one stores to address 0."""
-    with BareLoop(resnet_engine, ((1, 3, 224, 224),)) as bare:
-        took, began_at, stop = [], [], threading.Event()
-
-        def work():
-            while not stop.is_set():
-                began = time.perf_counter()
-                bare.run()
-                began_at.append(began)
-                took.append(1e3 * (time.perf_counter() - began))
-
-        thread = threading.Thread(target=work)
-        thread.start()
-        try:
-            time.sleep(1.0)
-            quiet_runs = len(took)
-            path = [HERE / "plugin", gpu_serving.ROOT / "contract", gpu_serving.ROOT / "worker"]
-            culprit = [sys.executable, str(HERE / "gpu_culprit.py"), *map(str, path)]
-            done = subprocess.run(culprit, capture_output=True, text=True, timeout=40, check=False)
-            time.sleep(0.5)
-        finally:
-            stop.set()
-            thread.join()
-    found = {"quiet": percentiles(np.array(took[:quiet_runs])), "beside": percentiles(np.array(took[quiet_runs:]))}
-    figures(**found, slowest_ms=[round(ms, 2) for ms in sorted(took)[-4:]], culprit=done.stdout.strip()[-300:])
-    bar("bare loop of another process while one stores to address 0: slowest run", max(took), None, "ms")
-    assert "700" in done.stdout, done
 
 
 def test_a_host_that_is_killed_fails_no_request(served, figures, bar):
