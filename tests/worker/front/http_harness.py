@@ -83,9 +83,9 @@ class Recorder:
 class Client:
     """One connection to `server`."""
 
-    def __init__(self, server: HttpServer) -> None:
+    def __init__(self, server: HttpServer, *, patient: bool = False) -> None:
         self.loop, self.transport = FakeLoop(), FakeTransport()
-        self.connection = Connection(server, self.loop)  # type: ignore[arg-type]
+        self.connection = Connection(server, self.loop, patient)  # type: ignore[arg-type]
         self.connection.connection_made(self.transport)  # type: ignore[arg-type]
 
     def send(self, data: bytes) -> None:

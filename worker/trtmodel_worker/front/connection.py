@@ -43,11 +43,13 @@ _CLOSE = b"connection: close\r\n"
 
 
 class Connection(asyncio.BufferedProtocol):
-    """One client. Requests are answered in the order in which they came, one at a time."""
+    """One client. Requests are answered in the order in which they came, one at a time. `patient`: it takes turns with
+    others that are."""
 
-    def __init__(self, server: HttpServer, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, server: HttpServer, loop: asyncio.AbstractEventLoop, patient: bool = False) -> None:
         self._server = server
         self._loop = loop
+        self._patient = patient
         self._parser = httptools.HttpRequestParser(self)
         self._pending: deque[Request] = deque()
         self._busy: Request | None = None
@@ -120,7 +122,7 @@ class Connection(asyncio.BufferedProtocol):
         self._stalled = False
         self.last = self._loop.time()
         self._flow()
-        self._next()
+        self.handle_next()
 
     # -- the parser's side. No exception may leave these. What follows a refusal that ends the connection is no request.
 
@@ -211,7 +213,7 @@ class Connection(asyncio.BufferedProtocol):
             self.last = self._loop.time()
             if self._pending:
                 self._flow()
-                self._next()
+                self.handle_next()
 
     def hold(self, request: Request, size: int) -> bool:
         if self._server.staged + size > self._server.staging_bytes:
@@ -315,7 +317,10 @@ class Connection(asyncio.BufferedProtocol):
         if len(self._pending) >= PIPELINED:
             self._flow()
         if self._busy is None:
-            self._next()
+            if self._patient:
+                self._server.take_turn(self)
+            else:
+                self.handle_next()
 
     def _feed(self, data: memoryview) -> None:
         try:
@@ -365,9 +370,10 @@ class Connection(asyncio.BufferedProtocol):
         self._body = b""
         self._linger_until = self._loop.time() + LINGER_SECONDS
         self._pending.append(request)
-        self._next()
+        self.handle_next()
 
-    def _next(self) -> None:
+    def handle_next(self) -> None:
+        """Handle the request that has waited for the longest, if none is being handled."""
         if self._answering:  # an answer was given at once, within the loop below
             return
         self._answering = True

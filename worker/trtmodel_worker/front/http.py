@@ -1,14 +1,21 @@
-"""An HTTP server: its listening sockets, its connections, and what they may hold together."""
+"""An HTTP server: its listening sockets, its connections, and what they may hold together.
+
+Requests of the gRPC gateway come many at a time, since it makes them as its own loop turns. So they take turns: a few
+in each turn of this loop, which looks in between for what has come from others.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import deque
 from pathlib import Path
 
 from trtmodel_worker.front.connection import BUFFER_BYTES, Connection
 from trtmodel_worker.front.heads import Heads
 from trtmodel_worker.front.request import App
+
+AT_A_TIME = 2  # of the gateway's requests
 
 
 class HttpServer:
@@ -25,6 +32,7 @@ class HttpServer:
         self.view = memoryview(self.memory)
         self.heads = Heads()
         self.connections: set[Connection] = set()
+        self._turns: deque[Connection] = deque()
         self._vacant = asyncio.Event()
         self._server: asyncio.AbstractServer | None = None
         self._local: asyncio.AbstractServer | None = None
@@ -40,8 +48,14 @@ class HttpServer:
     async def listen_unix(self, path: str) -> None:
         """Also on a socket in the file system, for the gRPC gateway. Raises OSError."""
         loop = asyncio.get_running_loop()
-        self._local = await loop.create_unix_server(lambda: Connection(self, loop), path, backlog=1024)
+        self._local = await loop.create_unix_server(lambda: Connection(self, loop, patient=True), path, backlog=1024)
         self._path = path
+
+    def take_turn(self, connection: Connection) -> None:
+        """Handle what has come on it, behind the others that take turns."""
+        self._turns.append(connection)
+        if len(self._turns) == 1:
+            asyncio.get_running_loop().call_soon(self._turn)
 
     def announce_end(self) -> None:
         """Every answer from now on tells its client to connect anew (elsewhere)."""
@@ -76,6 +90,13 @@ class HttpServer:
         self.connections.discard(connection)
         if not self.connections:
             self._vacant.set()
+
+    def _turn(self) -> None:
+        turns = [self._turns.popleft() for _ in range(min(AT_A_TIME, len(self._turns)))]
+        if self._turns:
+            asyncio.get_running_loop().call_soon(self._turn)
+        for connection in turns:
+            connection.handle_next()
 
     def _remove_path(self) -> None:
         if self._path:  # not every loop removes it
