@@ -7,7 +7,8 @@ import signal
 from pathlib import Path
 
 import pytest
-from trtmodel_worker.front.pulse import MOST_SLICES_LATE, Pulse, takes_time
+from jumping_clock import simulate
+from trtmodel_worker.front.pulse import Crowd, Pulse, crowd
 from worker_harness import REVISION_1, REVISION_2, Bucket, Load, Operator, WorkerProcess, eventually
 
 STOPPED = "T"
@@ -24,7 +25,7 @@ def test_a_pulsed_process_is_stopped_and_continued_in_turn_and_left_running() ->
             if len(sent) == 7:
                 enough.set()
 
-        pulse = Pulse(send, lambda: False, 0.5)
+        pulse = Pulse(send, lambda: Crowd.NONE)
         await asyncio.wait_for(enough.wait(), 30)
         pulse.end()
         sent.append(0)
@@ -34,56 +35,71 @@ def test_a_pulsed_process_is_stopped_and_continued_in_turn_and_left_running() ->
     assert sent == [signal.SIGSTOP, signal.SIGCONT] * 3 + [signal.SIGSTOP, signal.SIGCONT, 0]
 
 
-def test_while_requests_wait_a_process_stays_stopped_but_not_for_ever() -> None:
-    sent: list[int] = []
-    asked: list[int] = []  # how many signals had been sent by then
+def signals(crowd: Crowd, seconds: float) -> list[tuple[float, int]]:
+    """What a process is sent, and when, in a crowd that stays as it is."""
+    sent: list[tuple[float, int]] = []
 
-    async def pulse_in_a_crowd() -> None:
-        enough = asyncio.Event()
-
-        def send(number: int) -> None:
-            sent.append(number)
-            if len(sent) == 4:
-                enough.set()
-
-        def crowded() -> bool:
-            asked.append(len(sent))
-            return True
-
-        pulse = Pulse(send, crowded, 0.5)
-        await asyncio.wait_for(enough.wait(), 30)
+    async def for_a_while() -> None:
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        pulse = Pulse(lambda number: sent.append((loop.time() - begun, number)), lambda: crowd)
+        await asyncio.sleep(seconds)
         pulse.end()
 
-    asyncio.run(pulse_in_a_crowd())
-    assert sent[:4] == [signal.SIGSTOP, signal.SIGCONT] * 2
-    assert [asked.count(1), asked.count(3)] == [MOST_SLICES_LATE] * 2
+    simulate(for_a_while())
+    return sent
+
+
+def share(crowd: Crowd, begin: float, end: float) -> float:
+    """Of the time from `begin` to `end` in which the process runs."""
+    ran, since = 0.0, begin
+    for at, number in signals(crowd, end):
+        if at > begin and number == signal.SIGSTOP:
+            ran += at - since
+        since = at
+    return ran / (end - begin)
+
+
+def test_a_process_gets_half_of_a_free_processor_less_of_one_that_the_front_needs_and_little_in_a_full_crowd() -> None:
+    shares = {crowd: share(crowd, 0.0, 2.0) for crowd in Crowd}
+    assert shares[Crowd.NONE] == pytest.approx(0.5, abs=0.05)
+    assert shares[Crowd.SOME] == pytest.approx(0.13, abs=0.03)
+    assert shares[Crowd.FULL] == pytest.approx(0.017, abs=0.005)
+
+
+def test_preparing_ends_however_full_the_crowd_stays() -> None:
+    assert share(Crowd.FULL, 60.0, 64.0) > 3 * share(Crowd.FULL, 0.0, 4.0)
+    assert share(Crowd.FULL, 200.0, 204.0) > 0.12
 
 
 @pytest.mark.parametrize(
-    ("running", "waiting", "lanes", "cpus", "takes"),
+    ("running", "waiting", "lanes", "cpus", "left"),
     [
-        (0, 0, 2, 2.0, False),
-        (1, 0, 2, 2.0, True),  # the other processor is the front's
-        (1, 0, 4, 4.0, False),
-        (3, 0, 4, 4.0, True),
-        (1, 0, 2, 16.0, False),
-        (2, 0, 2, 16.0, True),  # a lane computes with eight of them
-        (0, 1, 4, 16.0, True),
+        (0, 0, 2, 2.0, Crowd.NONE),
+        (1, 0, 2, 2.0, Crowd.SOME),  # the other processor is the front's
+        (2, 0, 2, 2.0, Crowd.FULL),
+        (1, 0, 1, 1.0, Crowd.FULL),
+        (1, 0, 4, 4.0, Crowd.NONE),
+        (3, 0, 4, 4.0, Crowd.SOME),
+        (4, 0, 4, 4.0, Crowd.FULL),
+        (1, 0, 2, 16.0, Crowd.NONE),
+        (2, 0, 2, 16.0, Crowd.FULL),  # a lane computes with eight of them
+        (0, 1, 4, 16.0, Crowd.FULL),
     ],
 )
-def test_a_slice_takes_time_where_no_processor_is_left_for_it(
-    running: int, waiting: int, lanes: int, cpus: float, takes: bool
+def test_a_process_is_in_a_crowd_where_requests_need_the_processors(
+    running: int, waiting: int, lanes: int, cpus: float, left: Crowd
 ) -> None:
-    assert takes_time(running, waiting, lanes, cpus) is takes
+    assert crowd(running, waiting, lanes, cpus) is left
 
 
 def test_a_slice_ends_at_once_when_a_request_comes_that_it_would_delay() -> None:
     sent: list[int] = []
 
     async def crowd_in_a_slice() -> None:
-        pulse = Pulse(sent.append, lambda: False, 0.001)  # after the first slice it would rest for seconds
-        pulse.crowd()
-        pulse.crowd()
+        pulse = Pulse(sent.append, lambda: Crowd.NONE, 0.001)  # after the first slice it would rest for seconds
+        pulse.make_way()
+        pulse.make_way()
         assert sent == [signal.SIGSTOP]
         pulse.end()
 

@@ -11,10 +11,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-import selectors
 import socket
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 from unittest import mock
 
@@ -50,34 +49,6 @@ OUTPUT_BYTES = 4096
 DEATH_SECONDS = 0.03  # from a host's end until it is reaped
 START_SECONDS = 1.0
 HANG_SECONDS = 2.0
-
-
-class _Jumping(selectors.SelectSelector):
-    """Does not wait: time passes at once, unless something can be read."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.now = 1000.0
-
-    def select(self, timeout: float | None = None) -> Any:
-        found = super().select(0)
-        if not found and timeout is None:
-            raise AssertionError("nothing will ever happen again")
-        if not found and timeout:
-            self.now += timeout
-        return found
-
-
-def simulate(world: Coroutine[Any, Any, None]) -> None:
-    """Run `world` on a clock that jumps to the next event."""
-    clock = _Jumping()
-    loop = asyncio.SelectorEventLoop(clock)
-    loop.time = lambda: clock.now  # type: ignore[method-assign]
-    with mock.patch.object(time, "monotonic", loop.time):
-        try:
-            loop.run_until_complete(world)
-        finally:
-            loop.close()
 
 
 class Request:

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from simulated import WIDTHS, Behave, PretendedHost, Request, World, simulate, world
+from jumping_clock import simulate
+from simulated import WIDTHS, Behave, PretendedHost, Request, World, world
 from trtmodel_worker.front.lanes import LanePort
 from trtmodel_worker.host.wire import FailureClass
 

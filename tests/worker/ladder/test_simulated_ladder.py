@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from simulated import DEATH_SECONDS, WIDTHS, Behave, PretendedHost, World, simulate, world
+from jumping_clock import simulate
+from simulated import DEATH_SECONDS, WIDTHS, Behave, PretendedHost, World, world
 from trtmodel_worker.front.calls import Failed, Unreadable
 from trtmodel_worker.front.lanes import LanePort
 from trtmodel_worker.host.wire import FailureClass

@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from simulated import PretendedEngine, World, simulate, world
+from jumping_clock import simulate
+from simulated import PretendedEngine, World, world
 
 LIMIT = 1.0  # seconds of a request
 RUN = 0.01

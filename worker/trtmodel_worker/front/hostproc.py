@@ -29,7 +29,7 @@ from trtmodel_contract.manifest import Manifest
 
 from trtmodel_worker.environment import scrubbed
 from trtmodel_worker.front.lanes import LanePort
-from trtmodel_worker.front.pulse import Pulse
+from trtmodel_worker.front.pulse import Crowd, Pulse
 from trtmodel_worker.host.arena import Arena, sealed_bytes
 from trtmodel_worker.host.wire import MAX_MESSAGE_BYTES, HostConfig, Ready, Refused
 
@@ -76,20 +76,20 @@ class Payload:
 
 
 class Hosts:
-    """Starts hosts, all from one thread. `crowded`: whether what is prepared takes time from requests now."""
+    """Starts hosts, all from one thread. `crowd`: what is left for one that is prepared beside requests now."""
 
-    def __init__(self, runtime: str, crowded: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, runtime: str, crowd: Callable[[], Crowd] = lambda: Crowd.NONE) -> None:
         self._runtime = runtime
-        self._crowded = crowded
+        self._crowd = crowd
         self._pulses: set[Pulse] = set()
         self._has_device = True
         self._parent = ThreadPoolExecutor(max_workers=1, thread_name_prefix="host-parent")
 
     def make_way(self) -> None:
         """A request was given to a lane: what is prepared meanwhile makes way if it must."""
-        if self._pulses and self._crowded():
+        if self._pulses and self._crowd():
             for pulse in self._pulses:
-                pulse.crowd()
+                pulse.make_way()
 
     async def describe(self) -> Machine:
         """Ask the runtime, in a process of its own, what it can load here. Raises HostFailed."""
@@ -167,7 +167,7 @@ class Hosts:
             if config_fd >= 0:
                 os.close(config_fd)
         host = EngineHost(process, control[0], control[1:])
-        pulse = Pulse(host.signal, self._crowded) if pulsed else None
+        pulse = Pulse(host.signal, self._crowd) if pulsed else None
         if pulse is not None:
             self._pulses.add(pulse)
         try:

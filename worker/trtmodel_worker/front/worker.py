@@ -32,7 +32,7 @@ from trtmodel_worker.front.fence import Held, Ruling, check, judge_request, poin
 from trtmodel_worker.front.golden import GoldenTraffic
 from trtmodel_worker.front.hostproc import HostFailed, Hosts, Machine
 from trtmodel_worker.front.memory import Free, HostMemory
-from trtmodel_worker.front.pulse import takes_time
+from trtmodel_worker.front.pulse import Crowd, crowd
 from trtmodel_worker.front.regions import Arenas
 from trtmodel_worker.front.room import MemoryRules
 from trtmodel_worker.front.router import Router
@@ -75,7 +75,7 @@ class Worker:
         self.stats: dict[str, RevisionStats] = {}
         self.untrusted = dict.fromkeys(SIGNED, 0)
         self.arenas = Arenas((settings.lanes or MOST_LANES) * settings.hosts, settings.output_bytes)
-        self.hosts = Hosts(settings.runtime, self._is_crowded)
+        self.hosts = Hosts(settings.runtime, self._crowd)
         self.machine: Machine | None = None
         self._described = asyncio.Event()
         self._cpus = usable_cpus()
@@ -287,13 +287,13 @@ class Worker:
     def _has_device(self) -> bool:
         return self.machine is not None and bool(self.machine.driver)
 
-    def _is_crowded(self) -> bool:
-        """A slice of a preparation would take a processor from requests: from those that run, or from the next one."""
+    def _crowd(self) -> Crowd:
+        """What a slice of a preparation would take from requests: from those that run, or from the next one."""
         standing = self.swapper.standing
         if standing is None or not standing.alive:
-            return False
+            return Crowd.NONE
         serving = standing.scheduler
-        return takes_time(serving.running, serving.waiting, serving.lanes, self._cpus)
+        return crowd(serving.running, serving.waiting, serving.lanes, self._cpus)
 
     async def _free_memory(self) -> Free:
         device = await asyncio.to_thread(device_memory)
