@@ -17,6 +17,7 @@ from trtmodel_operator.model import (
     Observed,
     ObservedJob,
     ObservedWorker,
+    Platform,
     Target,
 )
 from trtmodel_operator.text import cut
@@ -58,7 +59,7 @@ def _workers(seen: Observed, decision: Decision, target: Target) -> Status:
     return {
         "desired": seen.spec.serving.replicas if seen.spec else 0,
         "ready": sum(w.ready for w in workers),
-        "onStable": sum(facts.serves(seen, w, serving) for w in workers),
+        "onStable": sum(facts.serves(seen, w, serving) and not on_candidate(seen, decision, w) for w in workers),
         "onCandidate": sum(on_candidate(seen, decision, w) for w in workers),
         "withStandby": sum(facts.holds(seen, w, facts.digest_for(w, memory.standby)) for w in workers),
     }
@@ -180,6 +181,9 @@ def verdict(seen: Observed, decision: Decision, target: Target) -> tuple[Verdict
 
 
 def on_candidate(seen: Observed, decision: Decision, worker: ObservedWorker) -> bool:
+    """It answers as what is on trial: with the candidate's engine, or as a worker of another platform."""
+    if (platform := platform_on_trial(decision)) is not None:
+        return worker.platform == platform.hash and facts.serves(seen, worker, decision.memory.stable)
     digest = facts.digest_for(worker, decision.memory.candidate)
     return facts.routes_candidate(seen, worker, digest) and facts.holds(seen, worker, digest)
 
@@ -194,6 +198,11 @@ def serves(seen: Observed, worker: ObservedWorker) -> bool:
     )  # else stable answers as well, or whatever is mirrored
     routed = report.routes.candidate if report.routes.candidate and alone else report.routes.stable
     return facts.holds(seen, worker, routed)
+
+
+def platform_on_trial(decision: Decision) -> Platform | None:
+    step = decision.memory.step
+    return step.platform if decision.memory.candidate is not None and step is not None else None
 
 
 def as_planned(seen: Observed, decision: Decision, worker: ObservedWorker) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform_scenarios
 from world import World
 
 ENDS: dict[str, str] = {
@@ -104,7 +105,7 @@ ENDS: dict[str, str] = {
     "fleet of one, slow update": "a TooSlow: RolledBack, Promoted",
     "fleet of one, more steps than a worker keeps windows": "b Serving: Promoted, Promoted",
     "fleet of one, worker lost": "a ProgressDeadlineExceeded: RolledBack, Promoted",
-}
+} | platform_scenarios.ENDS
 
 
 def told(world: World) -> str:
@@ -112,4 +113,6 @@ def told(world: World) -> str:
         return "gone"
     stable, history = world.rollout["stable"], world.rollout["history"]
     source = world.by_digest[stable["artifacts"][0]["manifestDigest"]].content
-    return f"{source} {world.condition('Ready')[1]}: {', '.join(entry['outcome'] for entry in history)}"
+    images = {w.image for w in world.workers.values()} - {"worker:1"}
+    made_of = f" on {', '.join(sorted(images))}" if images else ""
+    return f"{source} {world.condition('Ready')[1]}: {', '.join(entry['outcome'] for entry in history)}{made_of}"

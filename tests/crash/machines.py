@@ -40,6 +40,12 @@ KEY: Key = ("ml", "magika")
 UID = "6b1e"
 LOAD_SECONDS, START_SECONDS, GRACE_SECONDS = 3.0, 4.0, 6.0
 WINDOWS_KEPT = 4
+UNSCHEDULABLE = {
+    "type": "PodScheduled",
+    "status": "False",
+    "reason": "Unschedulable",
+    "message": "0/1 nodes are available: 1 Insufficient nvidia.com/gpu.",
+}
 STRANGE = "f" * 64  # the digest of an engine that nobody ever asked for
 
 
@@ -62,6 +68,25 @@ class Source:
         return sha256_hex(self.content.encode())
 
 
+@dataclass(frozen=True)
+class Image:
+    """What workers and Jobs of an image are like. `version` of its runtime is part of the load key."""
+
+    version: str = "1.20"
+    builds: bool = True
+    starts: bool = True
+    failing: float = 0.0
+
+
+IMAGES = {
+    "worker:1": Image(),
+    "worker:2": Image("1.21"),
+    "worker:failing": Image(failing=0.1),
+    "worker:unable": Image("1.21", builds=False),
+    "worker:crashing": Image(starts=False),
+}
+
+
 class Surroundings(Protocol):
     """What a worker meets: the time, the engines in the bucket, and whether the bucket answers."""
 
@@ -71,10 +96,10 @@ class Surroundings(Protocol):
     traffic: int  # requests a second, at every worker that serves
 
 
-def load_key(target: str, node: str = "") -> LoadKey:
+def load_key(target: str, node: str = "", image: str = "worker:1") -> LoadKey:
     """Nodes of one name have processors of one kind."""
     parts = ("cpu", "" if target == "default" else target, node)
-    return LoadKey("ONNXRuntime", "1.20", "-".join(part for part in parts if part))
+    return LoadKey("ONNXRuntime", IMAGES[image].version, "-".join(part for part in parts if part))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -121,13 +146,15 @@ class Worker:
     reachable: bool = True
     lie: str = ""
     node: str = ""
+    image: str = "worker:1"
+    placed: bool = True  # on a node
 
     # ------------------------------------------------------------------------------------------------------------
     # What it does
     # ------------------------------------------------------------------------------------------------------------
 
     def started(self, now: float) -> bool:
-        return now >= self.born + START_SECONDS
+        return self.placed and IMAGES[self.image].starts and now >= self.born + START_SECONDS
 
     def ready(self, world: Surroundings, digest: str) -> bool:
         if digest not in self.engines or not world.by_digest[digest].loads:
@@ -145,7 +172,7 @@ class Worker:
         self.pointer_sequence = pointer.sequence
         if not pointer_counts(self.held, pointer.sequence):
             return
-        key = str(load_key(self.target, self.node))
+        key = str(load_key(self.target, self.node, self.image))
         stable = pointer.stable.artifacts.get(key)
         if stable is None:
             return
@@ -238,7 +265,8 @@ class Worker:
         source, window = world.by_digest[digest], self.windows[self.desired.window]
         held = window.get(digest, AttemptCounts())
         before = (held.shadow or ShadowCounts()) if mirrored else held
-        failed = round(n * source.failing) if source.fails_on in ("", self.target) else 0
+        share = max(source.failing, IMAGES[self.image].failing)
+        failed = round(n * share) if source.fails_on in ("", self.target) else 0
         histogram = dict(before.compute.get("1", {}))
         for i, index in enumerate(_indices(source.seconds)):
             more = (n - failed + 9 - i) // 10
@@ -279,7 +307,7 @@ class Worker:
             version=self.version,
             pod=self.name,
             pod_uid=self.uid,
-            load_key=load_key(self.target, self.node),
+            load_key=load_key(self.target, self.node, self.image),
             driver="",
             state=WorkerState.SERVING if self.routes.stable else WorkerState.NO_ENGINE,
             message="",
@@ -292,6 +320,8 @@ class Worker:
     def pod(self, world: Surroundings) -> Json:
         started = self.started(world.time)
         container: Json = {"restartCount": self.restarts, "state": {"running": {}} if started else {"waiting": {}}}
+        if self.placed and not IMAGES[self.image].starts:
+            container["state"] = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off"}}
         if self.restarted_at is not None:
             container["lastState"] = {"terminated": {"finishedAt": text_of(self.restarted_at), "exitCode": 137}}
         meta = {
@@ -311,7 +341,10 @@ class Worker:
             "status": {
                 "phase": "Running",
                 "podIP": f"10.0.0.{self.uid[1:]}",
-                "conditions": [{"type": "Ready", "status": "True" if self.serves(world) else "False"}],
+                "conditions": [
+                    {"type": "Ready", "status": "True" if self.serves(world) else "False"},
+                    *(() if self.placed else (UNSCHEDULABLE,)),
+                ],
                 "containerStatuses": [container],
             },
         }
@@ -340,4 +373,6 @@ class Worker:
             self.reachable,
             self.lie,
             self.node,
+            self.image,
+            self.placed,
         )

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
-from machines import GRACE_SECONDS, KEY, UID, Source, Worker, load_key, read_pointer, text_of
+from machines import GRACE_SECONDS, IMAGES, KEY, UID, UNSCHEDULABLE, Source, Worker, load_key, read_pointer, text_of
 from trtmodel_contract.codec import dumps, encode, loads, sha256_hex
 from trtmodel_contract.control import POINTER_FILE, DesiredRequest, EngineState, Report
 from trtmodel_contract.exitcodes import JobExit
@@ -35,7 +35,7 @@ from trtmodel_contract.jobs import (
     ResolveTask,
 )
 from trtmodel_contract.signing import Signature
-from trtmodel_operator.manifests import LABEL_TARGET
+from trtmodel_operator.manifests import LABEL_PLATFORM, LABEL_TARGET
 from trtmodel_operator.model import Answer, Decision, Lookup, Memory, Observed, Query, WebhookSpec
 from trtmodel_operator.ports import ClusterError, Conflict, Json, Key, WorkerError
 
@@ -46,12 +46,6 @@ TRAFFIC = 20
 START = 1_760_000_000.0
 RETRIED = (Reason.STORAGE_UNAVAILABLE, Reason.INTERNAL)
 EXITS = {Reason.DONE: 0, Reason.SOURCE_CHANGED: 43, Reason.GATE_INCONCLUSIVE: 44} | dict.fromkeys(RETRIED, 1)
-UNSCHEDULABLE = {
-    "type": "PodScheduled",
-    "status": "False",
-    "reason": "Unschedulable",
-    "message": "0/1 nodes are available: 1 Insufficient nvidia.com/gpu.",
-}
 NO_MEMORY: Json = encode(Memory())
 PAST_KEPT = 6  # states of the API server that a stale read may show
 
@@ -77,6 +71,9 @@ class World:
         self.out_of_memory = False  # Jobs are killed for it
         self.traffic = TRAFFIC
         self.node = ""  # where new pods of workers go
+        self.room: int | None = None  # for how many workers; None: for all
+        self.default_image = "worker:1"  # of the operator
+        self.promised = 0  # as many workers at least serve at each moment from now on
         self.confirms: bool | None = True  # what webhooks answer, to those questions that were asked; None: nothing
         self.gives: float | None = 1.0  # what Prometheus answers; None: it is down
         self.asked: tuple[tuple[str, bool], ...] = ()  # keys, and whether Prometheus is asked
@@ -121,7 +118,7 @@ class World:
             frozenset(self.bucket),
             tuple(self.sources.values()),
             (self.storage_down, self.image_missing, self.no_node, self.out_of_memory, self.traffic, self.node),
-            (self.confirms, self.gives, self.asked),
+            (self.confirms, self.gives, self.asked, self.room, self.default_image, self.promised),
             self._pods_made,
             frozenset(self.jobs_created),
             frozenset(self.jobs_deleted),
@@ -256,6 +253,7 @@ class World:
             return
         assert new["sequence"] >= old["sequence"], "the sequence went back"
         candidate = old["candidate"]
+        self._check_platform(old, new)
         promoted = candidate is not None and new["stable"] == candidate and old["stable"] != candidate
         if not promoted or not self.alone:
             return
@@ -265,11 +263,26 @@ class World:
             assert len(mine) >= max(1, spec["serving"]["replicas"]), "promoted with workers missing"
             digests = {a["loadKey"]: a["manifestDigest"] for a in candidate["artifacts"] if a["target"] == target}
             for worker in mine:
-                digest = digests[str(load_key(target, worker.node))]
+                digest = digests[str(load_key(target, worker.node, worker.image))]
                 assert worker.reachable, f"promoted although {worker.uid} is unknown"
                 engines = worker.report(self).models[KEY[1]].engines
                 ready = {e.manifest_digest for e in engines if e.state is EngineState.READY}
                 assert digest in ready, f"promoted although {worker.uid} does not have it"
+
+    def _check_platform(self, old: Json, new: Json) -> None:
+        """Workers are of another platform for good only when all that are wanted serve as such."""
+        before, now = old["platform"], new["platform"]
+        if before is None or now is None or before["hash"] == now["hash"] or old["stable"] is None or not self.alone:
+            return
+        spec = self._there()["spec"]
+        for target in [t["name"] for t in spec.get("targets", [{"name": "default"}])]:
+            mine = [w for w in self.workers.values() if w.target == target and w.leaves_at is None]
+            serving = [w for w in mine if w.labels[LABEL_PLATFORM] == now["hash"] and w.serves(self)]
+            assert len(serving) >= max(1, spec["serving"]["replicas"]), "another platform with workers missing"
+
+    def _check_promise(self) -> None:
+        serving = sum(w.serves(self) for w in self.workers.values() if w.leaves_at is None)
+        assert serving >= self.promised, f"{serving} workers serve, {self.promised} are promised"
 
     def _check_dose(self) -> None:
         """Never do more workers answer with a candidate, or with more of their requests, than the steps that it reached
@@ -337,7 +350,7 @@ class World:
         old = self.workers[uid]
         again, now = old.restarts + 1, self.time
         self.workers[uid] = Worker(
-            old.name, uid, old.target, old.labels, now, restarts=again, restarted_at=now, node=old.node
+            old.name, uid, old.target, old.labels, now, restarts=again, restarted_at=now, node=old.node, image=old.image
         )
 
     # ------------------------------------------------------------------------------------------------------------
@@ -357,6 +370,7 @@ class World:
             worker.settle(self)
             worker.serve(self, seconds)
         self._check_dose()
+        self._check_promise()
 
     def on_candidate(self) -> int:
         return sum(bool(w.routes.candidate) for w in self.workers.values() if w.leaves_at is None)
@@ -404,8 +418,10 @@ class World:
         if self.storage_down:
             result = JobResult(Reason.STORAGE_UNAVAILABLE, "the bucket does not answer")
         elif container["args"] == ["build"]:
-            key = load_key(job["metadata"]["labels"][LABEL_TARGET], _node_of(job))
+            key = load_key(job["metadata"]["labels"][LABEL_TARGET], _node_of(job), container["image"])
             result = self._build(loads(BuildTask, task), key)
+            if not IMAGES[container["image"]].builds:
+                result = JobResult(Reason.BUILD_FAILED, "this runtime cannot build it")
         else:
             result = self._resolve(loads(ResolveTask, task))
         return result.reason, dumps(result).decode()
@@ -465,19 +481,32 @@ class World:
     def _run_deployments(self) -> None:
         for uid in [w.uid for w in self.workers.values() if w.leaves_at is not None and self.time >= w.leaves_at]:
             del self.workers[uid]
+        self._find_places()
         for (kind, name), deployment in self.objects.items():
             if kind != "Deployment":
                 continue
             labels, wanted = deployment["spec"]["template"]["metadata"]["labels"], deployment["spec"]["replicas"]
             mine = [w for w in self.workers.values() if w.name.startswith(f"{name}-") and w.leaves_at is None]
-            for worker in sorted(mine, key=lambda w: w.born)[wanted:]:
+            for worker in sorted(mine, key=lambda w: (not w.serves(self), w.born))[wanted:]:
                 worker.leaves_at = self.time + GRACE_SECONDS
             for _ in range(wanted - len(mine)):
                 self._pods_made += 1
                 uid = f"u{self._pods_made}"
+                image = deployment["spec"]["template"]["spec"]["containers"][0]["image"]
+                placed = self.room is None
                 self.workers[uid] = Worker(
-                    f"{name}-{uid}", uid, labels[LABEL_TARGET], labels, self.time, node=self.node
-                )
+                    f"{name}-{uid}", uid, labels[LABEL_TARGET], labels, self.time,
+                    node=self.node, image=image, placed=placed,
+                )  # fmt: skip
+        self._find_places()
+
+    def _find_places(self) -> None:
+        """Where there is room for so many workers and no more; those that leave need it until they are gone."""
+        for worker in self.workers.values():
+            if not worker.placed and (self.room is None or sum(w.placed for w in self.workers.values()) < self.room):
+                worker.placed, worker.born = True, self.time
+            if not worker.placed and worker.leaves_at is not None:
+                worker.leaves_at = min(worker.leaves_at, self.time)
 
 
 def _by_kind(objects: Mapping[tuple[str, str], Json], pods: Sequence[Json]) -> dict[str, list[Json]]:

@@ -273,12 +273,7 @@ def test_a_refusal_names_nothing_but_its_cause(api: Api) -> None:
         assert "\n" not in answer
 
 
-PLATFORM = "is a platform rollout, not supported yet: make another TRTModel"
-
 IMMUTABLE = [
-    Case("an image is set", {"image": "worker:2"}, (f"changing the worker image {PLATFORM}",)),
-    Case("a pod label is added", {"pod": {"labels": {"a": "b"}}}, (f"changing the pods of the workers {PLATFORM}",)),
-    Case("pods get more memory", {"pod": {"resources": {"limits": {"memory": "2Gi"}}}}, (PLATFORM,)),
     Case("the Service is renamed", {"service": {"name": "other"}}, ("would cut its clients off",)),
 ]
 
@@ -289,15 +284,6 @@ def test_cannot_be_changed_yet(api: Api, case: Case) -> None:
     api.create(manifest({".metadata.name": name}), dry_run=False)
     answer = refusal_of(lambda: api.patch(name, {"spec": {"serving": case.changes}}))
     assert case.says[0] in answer
-
-
-def test_an_image_cannot_be_removed_nor_pod_settings(api: Api) -> None:
-    name = f"m-{secrets.token_hex(4)}"
-    settings = {"serving": {"image": "worker:1", "pod": {"labels": {"a": "b"}}}}
-    api.create(manifest({".metadata.name": name, **settings}), dry_run=False)
-    assert "worker image" in refusal_of(lambda: api.patch(name, {"spec": {"serving": {"image": None}}}))
-    assert "the pods" in refusal_of(lambda: api.patch(name, {"spec": {"serving": {"pod": None}}}))
-    assert "the worker image" in refusal_of(lambda: api.patch(name, {"spec": {"serving": None}}))
 
 
 def test_everything_else_can_be_changed(api: Api) -> None:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from trtmodel_contract.control import EngineState
 
 from trtmodel_operator import facts, reasons
-from trtmodel_operator.decide import builds, goback
+from trtmodel_operator.decide import builds, goback, platforms
 from trtmodel_operator.decide.members import RESUMPTION, awaited
 from trtmodel_operator.decide.steps import go_on
 from trtmodel_operator.decide.turn import Outcome, Turn, drop_candidate, record, reject, roll_back
@@ -36,10 +36,10 @@ def take_command(turn: Turn) -> Outcome | None:
 def _abort(turn: Turn, command: Command) -> Outcome | None:
     """The revision on trial, or the one that is being built, is not wanted any more."""
     why = "a person aborted the rollout"
-    on_trial = turn.memory.candidate.revision if turn.memory.candidate else builds.revision_in_the_making(turn)
+    on_trial = _under_way(turn)
     if not on_trial:
         return _ignored(turn, command, "no rollout is under way")
-    if command.revision not in ("", on_trial):
+    if not _means(turn, command, on_trial):
         return _ignored(turn, command, f"the revision on trial is {on_trial}")
     _taken(turn, command, f"{on_trial} is taken back")
     if turn.memory.candidate is not None:
@@ -119,9 +119,8 @@ def _skip_step(turn: Turn, command: Command) -> Outcome | None:
 
 def _pause(turn: Turn, command: Command) -> Outcome | None:
     """Like spec.rollout.paused, for who may command and not edit."""
-    memory = turn.memory
-    under_way = memory.candidate.revision if memory.candidate else builds.revision_in_the_making(turn)
-    if command.revision and command.revision != under_way:
+    memory, under_way = turn.memory, _under_way(turn)
+    if not _means(turn, command, under_way):
         return _ignored(turn, command, f"the revision under way is {under_way or 'none'}")
     if memory.paused:
         return _ignored(turn, command, f"it was paused by {memory.paused} already")
@@ -132,9 +131,8 @@ def _pause(turn: Turn, command: Command) -> Outcome | None:
 
 def _resume(turn: Turn, command: Command) -> Outcome | None:
     """After the command pause, or at a step that has a pause."""
-    memory, step = turn.memory, turn.memory.step
-    under_way = memory.candidate.revision if memory.candidate else builds.revision_in_the_making(turn)
-    if command.revision and command.revision != under_way:
+    memory, step, under_way = turn.memory, turn.memory.step, _under_way(turn)
+    if not _means(turn, command, under_way):
         return _ignored(turn, command, f"the revision under way is {under_way or 'none'}")
     if memory.paused:
         _taken(turn, command, f"the pause by {memory.paused} is over")
@@ -169,13 +167,14 @@ def _retry(turn: Turn, command: Command) -> Outcome | None:
         turn.remember(step=fresh, window=new_window(turn.memory))
         return None
     revision = command.revision or builds.wanted_revision(turn)
-    rejected = [r for r in turn.memory.rejected if r.revision == revision]
+    meant = {revision, *_platform_of(turn, command)}
+    rejected = [r for r in turn.memory.rejected if r.revision in meant]
     if not rejected and turn.memory.failure is None:
         what = f"{revision} was not rejected" if revision else "nothing was rejected"
         return _ignored(turn, command, f"{what}, and no Job has failed")
     _taken(turn, command, "one new attempt is made")
     turn.remember(
-        rejected=tuple(r for r in turn.memory.rejected if r.revision != revision),
+        rejected=tuple(r for r in turn.memory.rejected if r.revision not in meant),
         failure=None,
         attempt=turn.memory.attempt + 1,
         source_changes=0,
@@ -188,6 +187,25 @@ def _refresh(turn: Turn, command: Command) -> Outcome | None:
     _taken(turn, command, "the source is resolved again")
     turn.remember(resolve_counter=turn.memory.resolve_counter + 1, source_changes=0)
     return None
+
+
+def _under_way(turn: Turn) -> str:
+    """The revision, or the platform by its hash, that is on trial, being built, or the next; '' if none is."""
+    if turn.memory.candidate is not None:
+        return turn.memory.candidate.revision
+    return builds.revision_in_the_making(turn) or platforms.hash_in_the_making(turn)
+
+
+def _means(turn: Turn, command: Command, under_way: str) -> bool:
+    """Who knows the revision that serves, and not the platform's hash, means that its workers shall not change."""
+    platform = platforms.hash_in_the_making(turn) == under_way
+    return command.revision in ("", under_way) or (platform and command.revision == builds.wanted_revision(turn))
+
+
+def _platform_of(turn: Turn, command: Command) -> tuple[str, ...]:
+    """The platform that the spec asks for, if the command may mean it."""
+    wanted = platforms.wanted_platform(turn)
+    return (wanted.hash,) if wanted is not None and command.revision in ("", builds.wanted_revision(turn)) else ()
 
 
 def _step_on_trial(turn: Turn, command: Command) -> StepMemory | None:

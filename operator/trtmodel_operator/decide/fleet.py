@@ -1,5 +1,5 @@
-"""How many workers of which platform run, for each target. Pure arithmetic on what was observed, so that an operator that
-is killed at any point goes on from what it finds.
+"""How many workers of which platform run, for each target. Pure arithmetic on what was observed, so that an operator
+that is killed at any point goes on from what it finds.
 
     no trial     main: all that are wanted at once. What is left of others leaves as main's workers serve.
     a trial      new ones come one by one, up to the share of the step; an old one leaves when a new one serves

@@ -80,7 +80,9 @@ def lacking(turn: Turn, goal: Deployed, served: Deployed | None = None) -> str:
     platform = turn.memory.platform
     leaves = {w.uid for w in facts.present(turn.seen) if platform and w.platform not in ("", platform.hash)}
     for worker in facts.present(turn.seen):
-        if worker.uid in leaves or facts.digest_for(worker, goal) or (served is not None and not facts.digest_for(worker, served)):
+        if worker.uid in leaves or facts.digest_for(worker, goal):
+            continue
+        if served is not None and not facts.digest_for(worker, served):
             continue
         key = facts.load_key(worker)
         if key or all(a.target != worker.target for a in goal.artifacts):

@@ -141,23 +141,33 @@ def routes(seen: Observed, worker: ObservedWorker, candidate: Deployed) -> bool:
 
 def in_turn(seen: Observed, memory: Memory) -> set[str]:
     """Uids of those that are told to hold the candidate. Where memory holds one engine, to load it is to leave service:
-    then it is one worker after the other, and never the last one that is ready."""
+    then it is one worker after the other, never the last one that is ready, and none that is while another is not."""
     if trial(memory) is not None:
         return set()  # nobody changes engines: other workers come
     members = holders(seen, memory)
     workers = facts.present(seen)
-    if not _one_engine(seen) or len(workers) < 2:
+    if not one_engine(seen) or len(workers) < 2:
         return {w.uid for w in members}
     begun = [w for w in members if was_told(memory, w) or _engine_of(seen, w, memory.candidate) is not None]
     turns = {w.uid for w in begun}
     at_work = [w for w in begun if not (w.ready and facts.holds(seen, w, facts.digest_for(w, memory.candidate)))]
     may = [w for w in members if w.uid not in turns and w.report and any(o.ready and o is not w for o in workers)]
+    if budget_is_spent(seen):
+        may = [w for w in may if not w.ready]
     if may and not at_work:
         turns.add(min(may, key=lambda w: not w.ready).uid)
     return turns
 
 
-def _one_engine(seen: Observed) -> bool:
+def budget_is_spent(seen: Observed) -> bool:
+    """Of all workers that are wanted one is not ready: an eviction would be refused now by their PodDisruptionBudget,
+    and so is leaving service to change engines, unless the spec allows downtime."""
+    if seen.spec is None or seen.spec.rollout.allow_downtime:
+        return False
+    return sum(w.ready for w in facts.present(seen)) < facts.desired(seen)
+
+
+def one_engine(seen: Observed) -> bool:
     """By the policy; or by what the first worker said that tried to hold two."""
     policy = seen.spec.rollout.memory_policy if seen.spec is not None else MEMORY_AVAILABILITY
     if policy != MEMORY_AUTO:

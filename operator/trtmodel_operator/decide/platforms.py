@@ -66,7 +66,7 @@ def change_platform(turn: Turn) -> Outcome | None:
     memory, wanted = turn.memory, pending(turn)
     if wanted is None or memory.stable is None or fleet.leaving(turn) or not turn.spec.serving.replicas:
         return None
-    if _image_changes(turn, wanted) and turn.spec.tier.builds and builds.wanted_revision(turn) == memory.stable.revision:
+    if _engines_come_first(turn, wanted):
         outcome = making.engines_for(turn, memory.stable, wanted.image)
         failure = turn.memory.failure
         if outcome is not None and outcome.situation.stage is Stage.GATE_FAILED:
@@ -144,8 +144,8 @@ def hopeless(turn: Turn) -> tuple[str, str, str] | None:
         unmade = stable is not None and builds.wanted_revision(turn) not in ("", stable.revision)
         if stable is not None and key and unmade and not facts.digest_for(worker, stable):
             message = (
-                f"worker {worker.pod} loads engines for {key}, of which {stable.revision} has none, and the spec asks for "
-                "another revision: set its source and engine back to those of stable, change the workers, then the model"
+                f"worker {worker.pod} loads engines for {key}, of which {stable.revision} has none, and the spec asks "
+                "for another revision: set its source and engine back to stable's, change the workers, then the model"
             )
             return worker.target, reasons.NO_ENGINE_FOR_LOAD_KEY, message
     return None
@@ -261,8 +261,12 @@ def _refuse(turn: Turn, wanted: Platform, reason: str, message: str) -> Outcome:
     return Outcome(rolled_back(wanted.hash, stable, reason, text), SOON)
 
 
-def _image_changes(turn: Turn, wanted: Platform) -> bool:
-    return turn.memory.platform is not None and wanted.image != turn.memory.platform.image
+def _engines_come_first(turn: Turn, wanted: Platform) -> bool:
+    """Another image may have another runtime. They can be built only while the spec means what serves."""
+    memory = turn.memory
+    changes = memory.platform is not None and wanted.image != memory.platform.image
+    same = memory.stable is not None and builds.wanted_revision(turn) == memory.stable.revision
+    return changes and same and turn.spec.tier.builds
 
 
 def _tried(turn: Turn, hash_: str) -> bool:

@@ -212,7 +212,9 @@ def deadline_passed(turn: Turn) -> Outcome | None:
     reason, seen_last = platforms.seen_last(turn) if trial(memory) is not None else ("", "")
     sentence = seen_last or (memory.step.sentence if memory.step else "")
     last = gates.unconfirmed(turn) or sentence or "not every worker was prepared"
-    return roll_back(turn, reason or reasons.DEADLINE, f"no step was passed for {deadline:g} s; the last that was seen: {last}")
+    return roll_back(
+        turn, reason or reasons.DEADLINE, f"no step was passed for {deadline:g} s; the last that was seen: {last}"
+    )
 
 
 def _environment_alone(turn: Turn, candidate: Deployed) -> bool:
@@ -246,6 +248,8 @@ def _waiting_for(turn: Turn) -> str:
     if memory.stable is None:
         return f"first rollout of {memory.candidate.revision}"
     if trial(memory) is not None:  # one worker after the other: each that comes is a step forward
+        if platforms.holds_for_room(turn):
+            return f"room for workers of platform {memory.candidate.revision}"
         made = sum(w.replicas for w in turn.seen.workloads if w.platform == memory.candidate.revision)
         return f"step {memory.step.index if memory.step else 0} of platform {memory.candidate.revision}, {made} workers"
     return f"step {memory.step.index if memory.step else 0} of {memory.candidate.revision}"

@@ -10,7 +10,16 @@ from trtmodel_contract.identity import short_hash
 from trtmodel_operator import facts, reasons
 from trtmodel_operator.decide import fleet, platforms
 from trtmodel_operator.decide.builds import renewal
-from trtmodel_operator.decide.members import PROMOTION, awaited, holders, passed, trial, unprepared
+from trtmodel_operator.decide.members import (
+    PROMOTION,
+    awaited,
+    budget_is_spent,
+    holders,
+    one_engine,
+    passed,
+    trial,
+    unprepared,
+)
 from trtmodel_operator.decide.turn import LATER, SOON, Outcome, Turn, record, steps_key
 from trtmodel_operator.decide.workers import new_window
 from trtmodel_operator.model import Deployed, ObservedWorker, Situation, Stage, StepMemory
@@ -325,6 +334,9 @@ def _trouble(turn: Turn, workers: list[ObservedWorker], deployed: Deployed) -> s
         return f"{worker.pod} is unknown: {worker.silence or 'it was not asked'}"
     if not facts.digest_for(worker, deployed):
         return f"{worker.pod} has no engine for its load key {worker.report.load_key}: NoEngineForLoadKey"
+    if engine is None and worker.ready and one_engine(turn.seen) and budget_is_spent(turn.seen):
+        ready = f"{sum(w.ready for w in facts.present(turn.seen))} of {facts.desired(turn.seen)} workers are ready"
+        return f"{worker.pod} must leave service to load it, and {ready}: the disruption budget lets no other go"
     if engine is None:
         return f"{worker.pod} has not begun to load it"
     if engine.reason or engine.message:

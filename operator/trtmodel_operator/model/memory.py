@@ -132,7 +132,8 @@ class StepMemory:
 
 @dataclass(frozen=True)
 class Rejected:
-    """A revision, or a platform by its hash, that is not tried again until the spec, or `key` (hash of verify and analysis), changes."""
+    """A revision, or a platform by its hash, that is not tried again until the spec, or `key` (hash of verify and
+    analysis), changes."""
 
     revision: str
     key: str

@@ -324,7 +324,9 @@ def booted(uid: str, pointer: ObservedPointer, target: str = "default", platform
         key_ids=("k1",),
         models={MODEL.name: ModelReport(tuple(engines), routes, {"": {}})},
     )
-    return ObservedWorker(f"pod-{uid}", uid, "10.0.0.1", target, True, False, report, node=f"node-{uid}", platform=platform)
+    return ObservedWorker(
+        f"pod-{uid}", uid, "10.0.0.1", target, True, False, report, node=f"node-{uid}", platform=platform
+    )
 
 
 def _told(seen: Scene, signal: Signal, loading: set[str]) -> Report:
