@@ -21,6 +21,7 @@ NAMESPACES = (
     "e2e-gates",
     "e2e-bad",
     "e2e-builds",
+    "e2e-platform",
     "e2e-cli",
     "e2e-watched",
     "e2e-gone",
