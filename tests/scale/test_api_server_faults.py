@@ -212,6 +212,19 @@ def test_watches_that_end_at_once_are_opened_ever_more_seldom_and_no_change_is_l
     assert steady.starts == lives
 
 
+def test_watches_on_which_nothing_comes_any_more_are_opened_again_and_no_change_is_lost(
+    plane: ControlPlane, proxy: FaultProxy, steady: Operator
+) -> None:
+    """They are open, and all that happens meanwhile is told on them to nobody."""
+    lives = steady.starts
+
+    def trouble() -> None:
+        assert proxy.hush_watches() >= STREAMS
+
+    roll_out_through(plane, proxy, steady, "hushed", trouble, FAULT_SECONDS)
+    assert steady.starts == lives
+
+
 @pytest.mark.parametrize("how", ["refuse", "fall_silent"])
 def test_an_outage_of_thirty_seconds_in_mid_rollout_loses_nothing(
     plane: ControlPlane, proxy: FaultProxy, steady: Operator, how: str
