@@ -19,17 +19,23 @@ if TYPE_CHECKING:  # the client takes its time to load
     from trtmodel_operator.cli.connection import Connection
 
 EXIT_FOUND = 1
+EXIT_NOTHING = 2
 API_VERSION, KIND = "trtmodel.io/v1alpha1", "TRTModel"
 LARGEST_BYTES = 4 << 20  # of a file; etcd takes less
 
 
 def lint(at: Connection | None, options: argparse.Namespace) -> int:
-    """The exit code: 1 if something was found. Raises Failed."""
+    """The exit code: 1 if something was found, also a file without a TRTModel; 2 if there is none at all. Raises
+    Failed."""
     told: list[dict[str, str]] = []
     count = 0
     for file in options.files:
-        for manifest in _manifests(file):
-            count += 1
+        manifests = list(_manifests(file))
+        count += len(manifests)
+        if not manifests:
+            told.append({"file": file, "name": "", "path": "", "message": f"there is no {KIND} in it"})
+            print(plain(f"{file}: there is no {KIND} in it"), file=sys.stderr)
+        for manifest in manifests:
             name = str((manifest.get("metadata") or {}).get("name", ""))
             found = list(findings(manifest))
             if at is not None and not found:
@@ -43,8 +49,8 @@ def lint(at: Connection | None, options: argparse.Namespace) -> int:
                     print(plain(f"{file}: {name}: ok"))
     if options.output == "json":
         print(output.as_json({"manifests": count, "findings": told}))
-    elif not count:
-        raise Failed(f"{', '.join(options.files)}: there is no {KIND} in it", 2)
+    if not count:
+        return EXIT_NOTHING
     return EXIT_FOUND if told else 0
 
 

@@ -81,8 +81,21 @@ def test_of_a_file_with_many_documents_only_trtmodels_are_judged(tmp_path: Path,
     file.write_text(yaml.safe_dump_all([service, BASE, listed]))
     shown = trtmodel("lint", str(file))
     assert (shown.code, shown.out) == (0, f"{file}: magika: ok\n" * 2)
-    file.write_text(yaml.safe_dump(service))
-    assert trtmodel("lint", str(file)).code == 2
+
+
+def test_a_file_without_a_trtmodel_is_told_and_is_no_success(tmp_path: Path, trtmodel: Type) -> None:
+    empty, good = tmp_path / "service.yaml", tmp_path / "good.yaml"
+    empty.write_text(yaml.safe_dump({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "s"}}))
+    good.write_text(yaml.safe_dump(BASE))
+    for words_, code in (
+        ([empty], 2),
+        ([empty, "-o", "json"], 2),
+        ([good, empty], 1),
+        ([good, empty, "-o", "json"], 1),
+    ):
+        shown = trtmodel("lint", *map(str, words_))
+        assert shown.code == code
+        assert f"{empty}: there is no TRTModel in it" in shown.err
 
 
 @pytest.mark.parametrize(
