@@ -110,7 +110,8 @@ def _worker_pod(model: ModelRef, spec: Spec, apply: ApplyWorkload, settings: Map
         # Half an hour for the first engine: liveness must not kill a worker that still loads.
         "startupProbe": {**ready, "periodSeconds": 1, "failureThreshold": 1800},
         "readinessProbe": {**ready, "periodSeconds": 2, "failureThreshold": 2},
-        "livenessProbe": {**live, "periodSeconds": 10, "failureThreshold": 3},
+        # One that hangs takes no notice of SIGTERM: it must not have the minute in which others finish their requests.
+        "livenessProbe": {**live, "periodSeconds": 10, "failureThreshold": 3, "terminationGracePeriodSeconds": 10},
         "resources": pods.resources(RESOURCES, settings.get("resources"), apply.target.gpus),
         "securityContext": pods.container_security(),
         "volumeMounts": pods.mounts(volumes),
