@@ -150,6 +150,44 @@ def test_the_last_ready_worker_never_leaves() -> None:
     assert [s.uid for s in of(decision, Signal) if s.may_drain]  # another one does
 
 
+def one_is_lost(allow_downtime: bool) -> Scene:
+    """Of five workers one is not ready for a reason of its own."""
+    plan = {"rollout__memoryPolicy": "Resource", "rollout__allowDowntime": allow_downtime}
+    seen = asks_for(serving(A, replicas=5, **plan), B)
+    return with_worker(seen, seen.workers[0].uid, ready=False)
+
+
+def leave(seen: Scene, passes: int = 12) -> tuple[set[str], str]:
+    """Who of the ready workers is told to leave service, and what is said at the end."""
+    told: set[str] = set()
+    for _ in range(passes):
+        decision = decide(seen)
+        told |= {s.uid for s in of(decision, Signal) if s.may_drain}
+        lost = seen.workers[0].uid
+        seen = with_worker(obey(seen, decision), lost, ready=False)
+    return told - {lost}, decision.situation.message
+
+
+def test_while_a_worker_is_lost_no_other_one_leaves_as_no_eviction_would_be_allowed_and_the_message_says_so() -> None:
+    told, message = leave(one_is_lost(allow_downtime=False))
+    assert told == set()
+    assert "4 of 5 workers are ready: the disruption budget lets no other go" in message
+
+
+def test_where_downtime_is_allowed_a_lost_worker_holds_up_no_other() -> None:
+    told, _ = leave(one_is_lost(allow_downtime=True))
+    assert told
+
+
+def test_when_the_lost_worker_is_back_the_rollout_goes_on_to_its_end() -> None:
+    seen = one_is_lost(allow_downtime=False)
+    for _ in range(5):
+        seen = with_worker(obey(seen, decide(seen)), seen.workers[0].uid, ready=False)
+    seen = with_worker(seen, seen.workers[0].uid, ready=True)
+    seen, _, most = live(seen, settled_on(B))
+    assert most == 1
+
+
 @pytest.mark.parametrize("replicas", [2, 3, 5])
 @pytest.mark.parametrize("everybody", [False, True], ids=["from a canary", "from everywhere"])
 def test_all_come_back_to_stable_while_others_answer(replicas: int, everybody: bool) -> None:
