@@ -10,6 +10,7 @@ when the last one was acknowledged or its host was reaped.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 import time
@@ -124,6 +125,34 @@ class Call:
             with contextlib.suppress(Unreadable):
                 found.update(body if isinstance(body, memoryview) else body.copy())
         return found.digest()
+
+
+class OwnCall(Call):
+    """One that this worker makes itself: it runs alone. `look` sees its answer. `ended`: it was answered, or has
+    failed."""
+
+    __slots__ = ("ended",)
+
+    def __init__(
+        self,
+        shapes: Sequence[Shape],
+        bodies: Sequence[Body],
+        deadline: float,
+        look: Callable[[Outputs], object] = lambda _: None,
+    ) -> None:
+        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def end() -> None:
+            if not ended.done():
+                ended.set_result(None)
+
+        def answered(outputs: Outputs, _: Engine) -> None:
+            end()
+            look(outputs)
+
+        super().__init__(shapes, bodies, deadline, answered, lambda _: end())
+        self.ended = ended
+        self.alone = True
 
 
 class Batch:

@@ -18,7 +18,7 @@ from trtmodel_contract.manifest import Manifest
 
 from trtmodel_worker.engines.base import Array
 from trtmodel_worker.front.artifacts import Refused
-from trtmodel_worker.front.calls import Call, Failed, Outputs, Shape
+from trtmodel_worker.front.calls import OwnCall, Shape
 from trtmodel_worker.front.engine import Engine
 from trtmodel_worker.front.models import BYTES, Admission, InputRule, Invalid
 from trtmodel_worker.front.router import Router
@@ -90,18 +90,11 @@ class GoldenTraffic:
         counters = self._windows.counters(engine.digest)
         shapes, bodies = asks[counters.synthetic % len(asks)]
         counters.synthetic += 1
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-        def ended(_: Outputs | Failed, __: Engine | None = None) -> None:
-            if not done.done():
-                done.set_result(None)
-
         began = time.monotonic()
-        call = Call(shapes, bodies, began + self._seconds, ended, ended)
-        call.alone = True
+        call = OwnCall(shapes, bodies, began + self._seconds)
         engine.submit(call)
         try:
-            await asyncio.wait_for(done, 2 * self._seconds)
+            await asyncio.wait_for(call.ended, 2 * self._seconds)
         except asyncio.TimeoutError:
             log.warning("a golden sample got neither an answer nor an error")
         finally:

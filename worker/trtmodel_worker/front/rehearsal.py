@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from trtmodel_contract.manifest import Manifest
 
 from trtmodel_worker.engines.base import DTYPES
-from trtmodel_worker.front.calls import Call, Failed, Outputs
+from trtmodel_worker.front.calls import OwnCall
 from trtmodel_worker.front.models import BYTES, Invalid
 from trtmodel_worker.front.sharedmemory import Regions
 from trtmodel_worker.front.v2 import HEADER_LENGTH
@@ -40,8 +40,14 @@ async def rehearse(engine: Engine, lanes: int, seconds: float) -> None:
         return
     until = time.monotonic() + seconds
     for _ in range(ROUNDS):
-        ends = [_one(engine, *request, until) for _ in range(lanes)]
-        _, late = await asyncio.wait(ends, timeout=max(0.0, until - time.monotonic()))
+        try:
+            calls = [_call(engine, *request, until) for _ in range(lanes)]
+        except Invalid as e:
+            log.warning("%s: no request of zeros can be made: %s", engine.revision, e)
+            return
+        for call in calls:
+            engine.submit(call)
+        _, late = await asyncio.wait([call.ended for call in calls], timeout=max(0.0, until - time.monotonic()))
         if late:
             log.warning("%s: a rehearsal took longer than %.1f s", engine.revision, seconds)
             return
@@ -65,26 +71,11 @@ def _request(manifest: Manifest) -> tuple[dict[bytes, bytes], bytes] | None:
     return {HEADER_LENGTH: b"%d" % len(head)}, head + bytes(size)
 
 
-def _one(engine: Engine, headers: dict[bytes, bytes], body: bytes, deadline: float) -> asyncio.Future[None]:
-    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+def _call(engine: Engine, headers: dict[bytes, bytes], body: bytes, deadline: float) -> OwnCall:
+    """Raises Invalid."""
     regions = Regions("")
-    try:
-        plan, _, tail = engine.codec.plan(headers, body)
-        bodies = plan.bodies(tail, regions)
-    except Invalid as e:
-        log.warning("%s: no request of zeros can be made: %s", engine.revision, e)
-        done.set_result(None)
-        return done
-
-    def answered(outputs: Outputs, _: Engine) -> None:
-        ended()
-        engine.codec.answer(plan, None, outputs, regions)
-
-    def ended(_: Failed | None = None) -> None:
-        if not done.done():
-            done.set_result(None)
-
-    call = Call(plan.shapes, bodies, deadline, answered, ended)
-    call.alone, call.mirror, call.rehearsed = True, Counters(), True
-    engine.submit(call)
-    return done
+    plan, _, tail = engine.codec.plan(headers, body)
+    bodies = plan.bodies(tail, regions)
+    call = OwnCall(plan.shapes, bodies, deadline, lambda outputs: engine.codec.answer(plan, None, outputs, regions))
+    call.mirror, call.rehearsed = Counters(), True
+    return call
