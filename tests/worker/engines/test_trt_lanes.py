@@ -178,6 +178,30 @@ def test_what_computes_before_an_engine_serves_runs_in_pieces_with_rests_between
     assert max(pieces) <= 4  # a capture or a proof of one shape, of one lane
 
 
+def test_the_plain_answer_in_a_shape_is_computed_once_for_all_lanes(new):
+    engine = new.load(3)
+    lanes = [engine.create_lane() for _ in range(3)]
+    lanes[0].bind(row_of(0), allocate_anew)
+    enqueued, launched = new.gpu.enqueued, new.gpu.launched
+    engine.serve_from(memoryview(np.zeros(64, np.uint8)))
+    captured = 2 * 2  # by the other lanes: a run before the capture, and what is recorded
+    assert (new.gpu.enqueued - enqueued, new.gpu.launched - launched) == (captured + 1, 3)
+
+
+def test_a_graph_that_another_lane_does_not_agree_with_is_judged_by_its_own_lane(world):
+    _, (lane,), _ = prepared(world)
+    ((rows, *_), *_) = shapes = lane.captured[0]
+    expected = lane.expect(shapes)
+    expected.outputs[0][0] ^= 1
+    lane.prove(shapes, expected)
+    assert shapes in lane.captured
+    world.gpu.lying_graphs = True
+    lane._graphs[shapes].executable.clear()
+    lane.prove(shapes, expected)
+    assert shapes not in lane.captured
+    assert np.array_equal(run_bound(lane, 3), np.full((rows, 4), 6, np.float32))
+
+
 def test_an_engine_that_cannot_be_captured_runs_without_graphs(world, caplog):
     world.gpu.capturable = False
     with caplog.at_level("INFO"):

@@ -36,6 +36,7 @@ from trtmodel_worker.host.wire import MAX_MESSAGE_BYTES, HostConfig, Ready, Refu
 log = logging.getLogger(__name__)
 
 _DESCRIBE_SECONDS = 60.0
+_DEVICE_DUTY = 0.15  # nobody can interrupt what runs on a GPU: requests wait for its end
 _FINISH_SECONDS = 15.0
 _EXIT_CODE = 49  # in /proc/PID/stat, after the name: set at the beginning of a process's end
 _EXITS = {
@@ -122,8 +123,8 @@ class Hosts:
         spin_seconds: float = 0.0,
     ) -> EngineHost:
         """A host that is ready: loaded, warm at `buckets`, self-tested, computing at most `duty` of the time meanwhile:
-        where there is a device the host rests, else it is stopped and continued, since the processors are what it
-        shares with those that serve. `auto`: it may find that fewer than `lanes` are enough.
+        where there is a device the host rests (it gets 15 % of the time there at most), else it is stopped and continued,
+        since the processors are what it shares with those that serve. `auto`: it may find that fewer than `lanes` are enough.
         Raises HostFailed; then nothing of it is left."""
         pulsed = duty < 1 and not self._has_device
         pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(lanes + 1)]
@@ -146,7 +147,7 @@ class Hosts:
                 control_fd=theirs[0].fileno(),
                 parent_pid=os.getpid(),
                 buckets=buckets,
-                duty=1.0 if pulsed else duty,
+                duty=1.0 if pulsed or duty >= 1 else min(duty, _DEVICE_DUTY),
                 pulsed=pulsed,
                 auto=auto,
                 spin_seconds=spin_seconds,

@@ -7,8 +7,8 @@ What a graph answers is compared with what the plain context answers, bit for bi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,7 +19,6 @@ from trtmodel_worker.engines.tensorrt.errors import LOST_CODES, STICKY_CODES
 from trtmodel_worker.engines.tensorrt.loaded import Loaded
 from trtmodel_worker.engines.tensorrt.tensors import Shape, Shapes, Signature
 
-_WARM_RUNS = 2  # the first run after a change of shapes prepares things that cannot be captured
 _GARBAGE = 0xA5
 _DRAWN = 8191  # a prime: rows of a batch differ
 
@@ -55,8 +54,7 @@ def capture(loaded: Loaded, place: Workplace, profile: int, shapes: Shapes) -> G
         sizes = {name: shape for name, shape in context.use(shapes).items() if shape is not None}
         if len(sizes) < len(loaded.signature.outputs):
             raise NotCaptured("only the data tells the shape of an output")
-        for _ in range(_WARM_RUNS):
-            context.enqueue()
+        context.enqueue()  # the first run after a change of shapes prepares things that cannot be captured
         _wait(loaded, place)
         return Graph(loaded, context, _record(loaded, place, context), sizes)
     except NotCaptured:
@@ -99,34 +97,55 @@ def _said(place: Workplace) -> str:
     return "; ".join(text.strip() for _, text in place.recorder.reported())
 
 
-def prove(loaded: Loaded, place: Workplace, graph: Graph, plain: Context, shapes: Shapes) -> None:
-    """Raises NotCaptured if the graph answers something else than the plain context, or EngineError. What is in the
-    lane's places is overwritten."""
-    stream = place.stream
-    try:
-        for array, address in zip(_pattern(loaded.signature, shapes), place.inputs, strict=True):
-            stream.copy_in(address, array.ctypes.data, array.nbytes)
-        plain.use(shapes)
-        answers = []
-        for addresses, start in (
-            (plain.addresses, plain.enqueue),
-            (graph.addresses, lambda: stream.launch(graph.executable)),
-        ):
-            for tensor in loaded.signature.outputs:
-                stream.fill(addresses[tensor.name], _GARBAGE, tensor.bytes(graph.sizes[tensor.name]))
-            start()
-            found = [np.empty(tensor.bytes(graph.sizes[tensor.name]), np.uint8) for tensor in loaded.signature.outputs]
-            for tensor, array in zip(loaded.signature.outputs, found, strict=True):
-                stream.copy_out(array.ctypes.data, addresses[tensor.name], array.nbytes)
-            stream.wait()
-            answers.append(found)
-    except CudaError as e:
-        raise loaded.failure("a graph could not be compared with the plain run", place.recorder, stream, e) from e
-    for tensor, want, have in zip(loaded.signature.outputs, *answers, strict=True):
+class Expected(NamedTuple):
+    """Inputs that tell runs apart, and the bytes of the plain context's outputs, in the signature's order."""
+
+    inputs: list[Array]
+    outputs: list[Array]
+
+
+def expect(loaded: Loaded, place: Workplace, plain: Context, shapes: Shapes, sizes: Mapping[str, Shape]) -> Expected:
+    """Of outputs of these `sizes`. What is in the lane's places is overwritten. Raises EngineError."""
+    inputs = _pattern(loaded.signature, shapes)
+    plain.use(shapes)
+    return Expected(inputs, _outputs(loaded, place, inputs, plain.addresses, sizes, plain.enqueue))
+
+
+def prove(loaded: Loaded, place: Workplace, graph: Graph, expected: Expected) -> None:
+    """Raises NotCaptured if the graph answers something else, or EngineError. What is in the lane's places is
+    overwritten."""
+    found = _outputs(
+        loaded, place, expected.inputs, graph.addresses, graph.sizes, lambda: place.stream.launch(graph.executable)
+    )
+    for tensor, want, have in zip(loaded.signature.outputs, expected.outputs, found, strict=True):
         different = int(np.count_nonzero(want != have))
         if different:
             text = f"{different} of {want.size} bytes of output {tensor.name!r} differ from a run without a graph"
             raise NotCaptured(text)
+
+
+def _outputs(
+    loaded: Loaded,
+    place: Workplace,
+    inputs: list[Array],
+    addresses: Mapping[str, int],
+    sizes: Mapping[str, Shape],
+    start: Callable[[], None],
+) -> list[Array]:
+    stream, tensors = place.stream, loaded.signature.outputs
+    try:
+        for array, address in zip(inputs, place.inputs, strict=True):
+            stream.copy_in(address, array.ctypes.data, array.nbytes)
+        for tensor in tensors:
+            stream.fill(addresses[tensor.name], _GARBAGE, tensor.bytes(sizes[tensor.name]))
+        start()
+        found = [np.empty(tensor.bytes(sizes[tensor.name]), np.uint8) for tensor in tensors]
+        for tensor, array in zip(tensors, found, strict=True):
+            stream.copy_out(array.ctypes.data, addresses[tensor.name], array.nbytes)
+        stream.wait()
+    except CudaError as e:
+        raise loaded.failure("a graph could not be compared with the plain run", place.recorder, stream, e) from e
+    return found
 
 
 def _pattern(signature: Signature, shapes: Shapes) -> list[Array]:

@@ -16,7 +16,7 @@ from trtmodel_worker.engines.base import Allocate, Array
 from trtmodel_worker.engines.tensorrt import graphs
 from trtmodel_worker.engines.tensorrt.contexts import Context, Workplace
 from trtmodel_worker.engines.tensorrt.device import CudaError
-from trtmodel_worker.engines.tensorrt.graphs import Graph, NotCaptured
+from trtmodel_worker.engines.tensorrt.graphs import Expected, Graph, NotCaptured
 from trtmodel_worker.engines.tensorrt.loaded import Loaded
 from trtmodel_worker.engines.tensorrt.tensors import Shape, Shapes
 
@@ -80,19 +80,27 @@ class TensorRtLane:
             self._plain_only.add(shapes)
             log.info("shapes %s run without a CUDA graph: %s", [list(shape) for shape in shapes], e)
 
-    def prove(self, shapes: Shapes) -> None:
-        """Compare a graph once more, now that all are captured, and drop it if it answers something else."""
+    def expect(self, shapes: Shapes) -> Expected:
+        """What the plain context answers in shapes that are captured."""
+        plain = self._plain[self._loaded.signature.profile(shapes)]
+        return graphs.expect(self._loaded, self._place, plain, shapes, self._graphs[shapes].sizes)
+
+    def prove(self, shapes: Shapes, expected: Expected) -> None:
+        """Compare a graph once more, now that all are captured, with what a lane expects, or else with what this one
+        does, and drop it if it answers something else."""
         try:
-            self._prove(shapes)
-        except NotCaptured as e:
-            self._plain_only.add(shapes)
-            log.warning("shapes %s run without their CUDA graph: %s", [list(shape) for shape in shapes], e)
+            graphs.prove(self._loaded, self._place, self._graphs[shapes], expected)
+        except NotCaptured:
+            try:
+                self._prove(shapes)
+            except NotCaptured as e:
+                self._plain_only.add(shapes)
+                log.warning("shapes %s run without their CUDA graph: %s", [list(shape) for shape in shapes], e)
 
     def _prove(self, shapes: Shapes) -> None:
         graph = self._graphs[shapes]
         try:
-            plain = self._plain[self._loaded.signature.profile(shapes)]
-            graphs.prove(self._loaded, self._place, graph, plain, shapes)
+            graphs.prove(self._loaded, self._place, graph, self.expect(shapes))
         except NotCaptured:
             del self._graphs[shapes]
             graph.free()

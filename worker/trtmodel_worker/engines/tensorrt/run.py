@@ -6,6 +6,7 @@ import ctypes
 import functools
 import logging
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 from trtmodel_contract.identity import Profile
@@ -16,6 +17,7 @@ from trtmodel_worker.engines.tensorrt import callbacks, compat
 from trtmodel_worker.engines.tensorrt.compat import ICudaEngine, Runtime, Trt
 from trtmodel_worker.engines.tensorrt.device import Cuda, CudaError
 from trtmodel_worker.engines.tensorrt.errors import Evidence, classify
+from trtmodel_worker.engines.tensorrt.graphs import Expected
 from trtmodel_worker.engines.tensorrt.lane import TensorRtLane
 from trtmodel_worker.engines.tensorrt.loaded import Judge, Loaded
 from trtmodel_worker.engines.tensorrt.tensors import Shapes
@@ -72,20 +74,22 @@ class TensorRtEngine:
                 f"TensorRT {self._caps.version} stops every thread while it makes a context, and the spare lane is used"
             )
             raise Recoverable(f"{text}: this host has to be replaced")
-        return self._equip(self._make())
+        lane = self._make()
+        self._equip([lane], at_once)
+        return lane
 
     def serve_from(self, memory: memoryview, paced: Paced = at_once) -> None:
         """See the ServingEngine protocol."""
         self._pin(memory)
         lanes = list(self._lanes)
         self._shapes = tuple(dict.fromkeys(shapes for lane in lanes for shapes in lane.captured))
-        for lane in lanes:
-            self._equip(lane, paced)
         if not self._caps.contexts_beside_serving:
             try:
-                self._spare = self._equip(self._make(), paced)
+                self._spare = self._make()
+                lanes.append(self._spare)
             except OutOfMemory as e:
                 log.warning("there is no memory for a spare lane, so a lane that fails ends this host: %s", e)
+        self._equip(lanes, paced)
         self._serving = True
 
     def _make(self) -> TensorRtLane:
@@ -93,15 +97,19 @@ class TensorRtEngine:
         self._lanes.add(lane)
         return lane
 
-    def _equip(self, lane: TensorRtLane, paced: Paced = at_once) -> TensorRtLane:
-        """Give it the graphs that the other lanes have, and prove all of them: once, for beside traffic every run of
-        the preparation holds up requests."""
+    def _equip(self, lanes: Sequence[TensorRtLane], paced: Paced) -> None:
+        """Give each the graphs that the others have, and prove all of them, with few runs: beside traffic each of them
+        holds up requests."""
+        for lane in lanes:
+            for shapes in self._shapes:
+                paced(functools.partial(lane.capture, shapes, proved=False))
         for shapes in self._shapes:
-            paced(functools.partial(lane.capture, shapes, proved=False))
-        for shapes in lane.captured:
-            paced(functools.partial(lane.prove, shapes))
-        lane.preparing = False
-        return lane
+            expected: list[Expected] = []
+            for lane in lanes:
+                if shapes in lane.captured:
+                    paced(functools.partial(_prove, lane, shapes, expected))
+        for lane in lanes:
+            lane.preparing = False
 
     def _pin(self, memory: memoryview) -> None:
         address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
@@ -112,6 +120,13 @@ class TensorRtEngine:
             if isinstance(failure, (Sticky, DeviceLost)):
                 raise failure from e
             log.warning("%s: requests are copied through the driver's buffers, which takes longer", failure)
+
+
+def _prove(lane: TensorRtLane, shapes: Shapes, expected: list[Expected]) -> None:
+    """`expected` is empty before the first lane, and has one entry then."""
+    if not expected:
+        expected.append(lane.expect(shapes))
+    lane.prove(shapes, expected[0])
 
 
 def load(plan: memoryview, profiles: tuple[Profile, ...], lanes: int, cuda: Cuda) -> TensorRtEngine:
