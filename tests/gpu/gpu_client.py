@@ -3,7 +3,7 @@
 Prints JSON: when each request was sent (by the monotonic clock, which all processes share), what it took in ms, which
 of them were the first that another revision answered, and the statuses other than 200. SIGTERM ends it before its time.
 A connection that the server closes counts as a failed request and is made anew. `how`: "spin" never sleeps while it
-waits for an answer, so that what is measured is the server; "warm" asks for the server's health on the same connections
+waits for an answer, and asks nobody but its one socket, so that what is measured is the server; "warm" asks for the server's health on the same connections
 before, so that neither it nor they are new; "" neither.
 """
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import select
 import signal
+import socket
 import sys
 import time
 from pathlib import Path
@@ -23,12 +24,30 @@ HEALTH = b"GET /v2/health/live HTTP/1.1\r\nHost: m\r\n\r\n"
 WARM_REQUESTS = 200
 
 
+class Spinning(Connection):
+    def receive(self):
+        while True:
+            try:
+                data = self.socket.recv(65536, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                continue
+            if not data:
+                raise ConnectionError("the server closed the connection")
+            self.got += data
+            end = self.got.find(b"\r\n\r\n")
+            if end < 0:
+                continue
+            at = self.got.lower().find(b"\r\ncontent-length:", 0, end) + 17
+            if len(self.got) >= end + 4 + int(self.got[at : self.got.find(b"\r\n", at)]):
+                return int(self.got[9:12])
+
+
 def main(port, request, concurrency, seconds, pause, how):
     poll = select.epoll()
     connections = {}
 
     def connect():
-        connection = Connection(port, request)
+        connection = (Spinning if how == "spin" else Connection)(port, request)
         if how == "warm":
             _warm(connection, request)
         connections[connection.socket.fileno()] = connection
@@ -42,7 +61,7 @@ def main(port, request, concurrency, seconds, pause, how):
     end, asked = time.monotonic() + seconds, []
     signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
     while time.monotonic() < end and not asked:
-        for fd, _ in poll.poll(0 if how == "spin" else 0.5):
+        for fd in list(connections) if how == "spin" else [fd for fd, _ in poll.poll(0.5)]:
             connection = connections[fd]
             try:
                 status = connection.receive()
