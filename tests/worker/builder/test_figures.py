@@ -161,3 +161,27 @@ def test_scores_and_labels_that_are_no_numbers_are_refused() -> None:
         Top1Counts(labelled=False).add(scores, scores, None)
     with pytest.raises(Rejected, match="labels hold NaN"):
         OutputSums().add_truth(REFERENCE[:2, :1], ENGINE[:2, :1], np.array([1.0, np.nan]))
+
+
+def test_of_integers_the_share_of_equal_values_counts_and_not_their_size() -> None:
+    """A classifier of skl2onnx has the class as INT64 beside its scores: 3 is as far from 4 as from 9."""
+    labels = np.arange(200, dtype=np.int64) % 10
+    near, far = labels.copy(), labels.copy()
+    near[0], far[0] = 1, 9
+    for engine in (near, far):
+        found = summed(labels, engine).figures()
+        assert found.cosine_mean == pytest.approx(1 - 1 / 200)
+        assert found.cosine_worst == 0.0
+        assert found.relative_rmse == pytest.approx(1 / 200)
+    same = summed(labels, labels.copy()).figures()
+    assert (same.cosine_mean, same.relative_rmse, same.constant) == (1.0, 0.0, False)
+    assert summed(labels, np.zeros_like(labels)).figures().constant
+
+
+def test_of_several_integers_each_counts() -> None:
+    best = np.tile(np.array([4, 2, 7, 1], np.int32), (50, 1))
+    found = best.copy()
+    found[:, 3] = 0
+    figures = summed(best, found).figures()
+    assert figures.cosine_mean == pytest.approx(0.75)
+    assert figures.relative_rmse == pytest.approx(0.25)

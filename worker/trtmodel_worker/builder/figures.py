@@ -14,15 +14,20 @@ from trtmodel_worker.engines.base import Array
 from trtmodel_worker.engines.building import Rejected
 
 Wide = NDArray[np.float64]
+_NAMES = "biu"  # numpy's kinds of BOOL, INT and UINT
 # reference, engine, cosine of each vector, whether the engine's is broken, whether the reference's has a finite value
 _Pair = tuple[Wide, Wide, Wide, NDArray[np.bool_], NDArray[np.bool_]]
 
 
 class OutputSums:
     """One output, engine against reference. An output without a leading batch dimension is one vector per batch; one
-    of another shape than the reference's counts as wholly wrong."""
+    of another shape than the reference's counts as wholly wrong.
+
+    Integers are names, not sizes (skl2onnx gives a classifier's label as INT64): of such an output the share of equal
+    values stands for the cosine, and the share of others for the error."""
 
     def __init__(self) -> None:
+        self._exact = False
         self._distances, self._squares = _Moments(), _Moments()  # of each vector: 1 - cosine, sum of squared errors
         self._cosine_worst = math.inf
         self._squared_error, self._values = 0.0, 0
@@ -41,7 +46,7 @@ class OutputSums:
         if pair is None:
             return np.full(rows, np.inf)
         expected, found, cosines, broken, told = pair
-        squares = ((expected - found) ** 2).sum(axis=1)
+        squares = _squares(expected, found, exact=self._exact)
         if told.any():
             self._cosine_worst = min(self._cosine_worst, float(cosines[told].min()))
             self._distances.add(1 - cosines[told])
@@ -66,7 +71,9 @@ class OutputSums:
         known = np.isfinite(expected)
         self._nonfinite += int((known & ~np.isfinite(found)).sum())
         known &= np.isfinite(found)
-        cosines = _cosines(np.where(known, expected, 0.0), np.where(known, found, 0.0))
+        cosines = _likeness(
+            np.where(known, expected, 0.0), np.where(known, found, 0.0), exact=right.dtype.kind in _NAMES
+        )
         self._least_agreement = min(self._least_agreement, float(cosines.mean()))
 
     def add_truth(self, reference: Array, engine: Array, labels: Array) -> None:
@@ -90,6 +97,8 @@ class OutputSums:
     def figures(self) -> OutputFigures:
         rmse = math.sqrt(self._squared_error / self._values) if self._values else math.nan
         deviation = math.sqrt(self._squared_deviation / self._values) if self._values else math.nan
+        if self._exact:
+            rmse, deviation = rmse**2, 1.0
         mean = 1 - self._distances.mean if self._distances.count else math.nan
         truths = self._truths
         return OutputFigures(
@@ -104,7 +113,7 @@ class OutputSums:
             vectors=self._truth_reference.count or self._distances.count,
             # One contradiction is enough: it is no mean of samples.
             cosine_error=0.0 if self._least_agreement < mean else self._distances.relative_error(),
-            rmse_error=self._squares.relative_error() / 2,  # a root halves it
+            rmse_error=self._squares.relative_error() / (1 if self._exact else 2),  # a root halves it
             truth_error=self._truth_error() if truths else None,
         )
 
@@ -125,13 +134,14 @@ class OutputSums:
             self._distances.add(np.ones(1))
             return None
         vectors = rows if reference.ndim and reference.shape[0] == rows else 1
+        self._exact = reference.dtype.kind in _NAMES
         expected, found = _wide(reference, vectors), _wide(engine, vectors)
         known = np.isfinite(expected)
         broken = known & ~np.isfinite(found)
         self._nonfinite += int(broken.sum())
         # Where the reference itself is NaN or infinite there is nothing to compare with.
         expected, found = np.where(known, expected, 0.0), np.where(known & ~broken, found, 0.0)
-        cosines = _cosines(expected, found)
+        cosines = _likeness(expected, found, exact=self._exact)
         cosines[broken.any(axis=1)] = 0.0
         if found.size:
             self._max_abs = max(self._max_abs, float(np.abs(expected - found).max()))
@@ -232,6 +242,18 @@ class Top1Counts:
 
 def _wide(array: Array, vectors: int) -> Wide:
     return np.asarray(array, np.float64).reshape(vectors, -1)
+
+
+def _likeness(expected: Wide, found: Wide, *, exact: bool) -> Wide:
+    """Of each vector: its cosine, or the share of equal values."""
+    if not exact:
+        return _cosines(expected, found)
+    return np.asarray((expected == found).mean(axis=1) if expected.shape[1] else np.ones(len(expected)), np.float64)
+
+
+def _squares(expected: Wide, found: Wide, *, exact: bool) -> Wide:
+    wrong = (expected != found).astype(np.float64) if exact else (expected - found) ** 2
+    return np.asarray(wrong.sum(axis=1), np.float64)
 
 
 def _cosines(expected: Wide, found: Wide) -> NDArray[Any]:
