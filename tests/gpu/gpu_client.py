@@ -3,8 +3,8 @@
 Prints JSON: when each request was sent (by the monotonic clock, which all processes share), what it took in ms, which
 of them were the first that another revision answered, and the statuses other than 200. SIGTERM ends it before its time.
 A connection that the server closes counts as a failed request and is made anew. `how`: "spin" never sleeps while it
-waits for an answer, and asks nobody but its one socket, so that what is measured is the server; "warm" asks for the server's health on the same connections
-before, so that neither it nor they are new; "" neither.
+waits for an answer, and asks nobody but its one socket, so that what is measured is the server; "warm" asks for the
+server's health on the same connections before, so that neither it nor they are new; "" neither.
 """
 
 from __future__ import annotations

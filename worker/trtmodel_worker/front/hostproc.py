@@ -122,9 +122,9 @@ class Hosts:
         auto: bool = False,
         spin_seconds: float = 0.0,
     ) -> EngineHost:
-        """A host that is ready: loaded, warm at `buckets`, self-tested, computing at most `duty` of the time meanwhile:
-        where there is a device the host rests (it gets 15 % of the time there at most), else it is stopped and continued,
-        since the processors are what it shares with those that serve. `auto`: it may find that fewer than `lanes` are enough.
+        """A host that is ready: loaded, warm at `buckets`, self-tested, computing at most `duty` of the time meanwhile,
+        or less on a device: there the host rests, elsewhere it is stopped and continued, since the processors are what
+        it shares with those that serve. `auto`: it may find that fewer than `lanes` are enough.
         Raises HostFailed; then nothing of it is left."""
         pulsed = duty < 1 and not self._has_device
         pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(lanes + 1)]
