@@ -44,12 +44,12 @@ class Operator:
         self._namespaces = tuple(namespaces)
         self._system, self._release = system, release
 
-    def install(self, replicas: int = 1) -> None:
-        """Also changes the number of replicas. helm never changes a definition that is there: it is applied first."""
+    def install(self, replicas: int = 1, chart: Path = CHART) -> None:
+        """Also changes the number of replicas, or the chart. helm changes no definition that is there: it is applied."""
         repository, tag = self._images.operator.rsplit(":", 1)
-        self._cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", CHART / "files" / "trtmodel.yaml")
+        self._cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", chart / "files" / "trtmodel.yaml")
         self._helm(
-            "upgrade", "--install", self._release, str(CHART), "--wait", "--timeout", "2m",
+            "upgrade", "--install", self._release, str(chart), "--wait", "--timeout", "2m",
             "--set-string", f"image.repository={repository},image.tag={tag},worker.image={self._images.worker}",
             "--set", "crds.install=false", "--set", f"analysis.allowedAddresses={{{OUTSIDE}}}",
             "--set", f"watchNamespaces={{{','.join(self._namespaces)}}},rbac.aggregate=false,replicas={replicas}",

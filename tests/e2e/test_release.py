@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import io
+import re
+import shutil
 import subprocess
+import tarfile
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from . import models, sources
 from .cluster import Cluster, Json, Refused
-from .install import CHART, RELEASE, SYSTEM, Operator
+from .install import CHART, RELEASE, ROOT, SYSTEM, Operator
 from .world import World, revision, until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(400)]
@@ -67,6 +72,22 @@ def world(world_of: Callable[[str], World]) -> World:
 
 
 @pytest.fixture(scope="module")
+def former(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The chart of the commit before this one. In a clone without it: this one, with another version."""
+    out = tmp_path_factory.mktemp("former")
+    path = str(CHART.relative_to(ROOT))
+    found = subprocess.run(["git", "-C", ROOT, "archive", "HEAD^", path], capture_output=True, timeout=60, check=False)
+    if found.returncode == 0:
+        with tarfile.open(fileobj=io.BytesIO(found.stdout)) as archive:
+            archive.extractall(out, filter="data")
+        return out / path
+    shutil.copytree(CHART, out / "chart")
+    text = (out / "chart" / "Chart.yaml").read_text()
+    (out / "chart" / "Chart.yaml").write_text(re.sub(r"^version: .*$", "version: 0.0.1", text, flags=re.MULTILINE))
+    return out / "chart"
+
+
+@pytest.fixture(scope="module")
 def client(world: World, endpoint: str) -> Iterator[Client]:
     world.apply(models.tiny(NAME, endpoint, rollout=ROLLOUT))
     world.wait_ready(NAME, 120)
@@ -88,13 +109,15 @@ def test_helm_test_passes_where_the_operator_leads(cluster: Cluster, operator: O
     assert "Succeeded" in done.stdout
 
 
-def test_an_upgrade_in_mid_rollout_lets_it_go_on_and_fails_no_request(
-    world: World, client: Client, operator: Operator
+def test_an_upgrade_from_the_former_chart_in_mid_rollout_lets_it_go_on_and_fails_no_request(
+    world: World, client: Client, operator: Operator, former: Path
 ) -> None:
+    operator.install(chart=former)
     before, pods = operator.pods(), worker_uids(world)
     world.patch(NAME, {"source": {"uri": f"s3://{models.MODELS}/tiny/b.onnx"}})
     trial = world.wait(NAME, "b is on trial", lambda m: m["status"]["phase"] == "Canary", 90)
     candidate = revision(trial, "candidate")
+    operator.install()
     done = helm(
         world.cluster, "upgrade", RELEASE, str(CHART), "--reuse-values", "--set", "logLevel=DEBUG", "--wait",
         "--timeout", "2m",
