@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -31,6 +32,9 @@ PAGE = 100
 WRITES_PER_SECOND = 100.0
 WRITE_BURST = 200
 WATCH_SECONDS = 300  # after which the API server ends a watch, so that watches spread over its replicas again
+TOO_MANY_REQUESTS = 429
+QUIET_MOST = 10.0  # seconds that all calls wait at most when the server asks for it; a pass must end in 45
+QUIET_SPREAD = 0.5  # seconds over which those that waited are sent
 _EVENT_BYTES = 8 << 20  # of one event of a watch; etcd holds no object that is nearly as large
 _ERROR_BYTES = 2000  # of an answer that is no Status object, what goes into the message
 
@@ -79,8 +83,9 @@ async def configuration() -> Configuration:
 
 
 class Api:
-    """One API server. Reads are not throttled; writes share a token bucket. `may_write` is asked at the last moment
-    before a write is sent. Close it."""
+    """One API server. Reads are not throttled; writes share a token bucket. When the server says 429 to one call, all
+    but the lease's wait for as long as it asks: it counts the calls of a client together. `may_write` is asked at the
+    last moment before a write is sent. Close it."""
 
     def __init__(
         self,
@@ -98,12 +103,15 @@ class Api:
         self._on_call = on_call
         self._timeout = aiohttp.ClientTimeout(total=timeout, connect=min(CONNECT_TIMEOUT, timeout))
         self._bucket = bucket or TokenBucket(WRITES_PER_SECOND, WRITE_BURST)
+        self._quiet_until = 0.0  # monotonic
 
     async def close(self) -> None:
         await self._client.close()
 
-    async def get(self, path: str) -> Json | None:
-        """None if there is no such object."""
+    async def get(self, path: str, *, urgent: bool = False) -> Json | None:
+        """None if there is no such object. `urgent`: also while the server asks us to wait."""
+        if not urgent:
+            await self._while_asked_to_wait()
         try:
             return await self._call("GET", path)
         except ClusterError as e:
@@ -128,6 +136,7 @@ class Api:
         the continuation expired."""
         query = {"limit": str(PAGE)} | ({"labelSelector": selector} if selector else {})
         while True:
+            await self._while_asked_to_wait()
             page = await self._call("GET", path, query=query)
             meta = page.get("metadata") or {}
             # Items of a list carry neither kind nor apiVersion.
@@ -228,6 +237,8 @@ class Api:
     ) -> Json:
         if throttled:
             await self._bucket.take()
+        if not always:
+            await self._while_asked_to_wait()
         if not always and not self.may_write():
             raise ClusterError(method, path, "this process could not renew its lease: another may lead by now")
         try:
@@ -261,7 +272,13 @@ class Api:
             cause = f"{type(e).__name__}: {e}"
         finally:
             self._on_call(method, resource_of(path), code)
+        if status == TOO_MANY_REQUESTS:
+            self._quiet_until = max(self._quiet_until, time.monotonic() + min(QUIET_MOST, max(1.0, retry_after)))
         raise ClusterError(method, path, cause, status, retry_after)
+
+    async def _while_asked_to_wait(self) -> None:
+        while (left := self._quiet_until - time.monotonic()) > 0:  # noqa: ASYNC110 - it may be put off meanwhile
+            await asyncio.sleep(left + random.uniform(0.0, QUIET_SPREAD))  # noqa: S311 - spreads load
 
     async def _open(
         self, method: str, url: str, body: Json | None, content_type: str, timeout: aiohttp.ClientTimeout

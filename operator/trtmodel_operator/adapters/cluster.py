@@ -215,7 +215,7 @@ class KubernetesCluster:
         self._events.post({"apiVersion": API_VERSION, "kind": KIND} | regarding, reason, message, warning=warning)
 
     async def get_lease(self, namespace: str, name: str) -> Json | None:
-        return await self._api.get(_lease_path(namespace, name))
+        return await self._api.get(_lease_path(namespace, name), urgent=True)
 
     async def create_lease(self, lease: Json) -> Json:
         path = _lease_path(lease["metadata"]["namespace"], lease["metadata"]["name"])

@@ -254,6 +254,31 @@ def test_errors_name_verb_resource_and_cause_and_carry_the_servers_wish_to_wait(
     assert calls == [("GET", "trtmodels", "429")]
 
 
+def test_all_calls_wait_when_the_server_says_429_to_one_and_the_lease_does_not(api_server: FakeApiServer) -> None:
+    answers = iter([refusal(429, Retry_After="1")])
+    api_server.fault = lambda _: next(answers, None)
+    lease = {
+        "apiVersion": "coordination.k8s.io/v1",
+        "kind": "Lease",
+        "metadata": {"namespace": "ops", "name": "trtmodel-operator"},
+        "spec": {},
+    }
+
+    async def scene(cluster: KubernetesCluster) -> None:
+        with pytest.raises(ClusterError):
+            await cluster.get_model(KEY)
+        calls = asyncio.gather(*(cluster.get_model(KEY) for _ in range(20)), cluster.list_models())
+        await asyncio.sleep(0)
+        await cluster.replace_lease(await cluster.create_lease(lease))
+        assert await cluster.get_lease("ops", "trtmodel-operator")
+        await calls
+
+    on(api_server, scene)
+    leases = [i for i, s in enumerate(api_server.seen) if "/leases" in s.path]
+    assert leases == [1, 2, 3]
+    assert len(api_server.seen) == 1 + 3 + 21
+
+
 def test_a_server_error_without_a_status_object_is_told_as_it_is(api_server: FakeApiServer) -> None:
     from aiohttp import web
 
