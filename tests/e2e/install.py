@@ -45,7 +45,7 @@ class Operator:
         self._system, self._release = system, release
 
     def install(self, replicas: int = 1, chart: Path = CHART) -> None:
-        """Also changes the number of replicas, or the chart. helm changes no definition that is there: it is applied."""
+        """Also changes the number of replicas, or the chart. helm changes no definition that is there: we do."""
         repository, tag = self._images.operator.rsplit(":", 1)
         self._cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", chart / "files" / "trtmodel.yaml")
         self._helm(
