@@ -130,7 +130,7 @@ def test_what_others_run_while_a_process_is_killed(what, resnet_engine, figures,
     bar(f"a process that {how} is killed: until it is reaped", 1e3 * reaped, None, "ms")
 
 
-@pytest.mark.parametrize("duty", [1.0, 0.2])
+@pytest.mark.parametrize("duty", [1.0, 0.15])
 @pytest.mark.parametrize("pause", [0.0, 0.0003], ids=["busy", "half idle"])
 def test_what_others_run_while_an_engine_host_starts(duty, pause, tmp_path, resnet, resnet_engine, figures, bar):
     def put(data):
