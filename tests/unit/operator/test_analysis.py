@@ -159,11 +159,11 @@ def test_a_slower_candidate_fails_and_an_equal_one_passes(
 
 
 @pytest.mark.parametrize(("before", "after"), [(0.002, 0.004), (20.0, 40.0), (0.00002, 0.00004)])
-def test_a_model_of_any_speed_that_doubles_is_caught(before: float, after: float) -> None:
+def test_G10_a_model_of_any_speed_that_doubles_is_caught(before: float, after: float) -> None:
     assert judged(counts(300, seconds=after), counts(600, seconds=before)).latency is Verdict.FAIL
 
 
-def test_a_quantile_beyond_the_last_bucket_is_inconclusive_and_not_equal() -> None:
+def test_G10_a_quantile_beyond_the_last_bucket_is_inconclusive_and_not_equal() -> None:
     beyond = AttemptCounts(ok=300, compute={"1": {LAST_INDEX: 300}})
     found = judged(beyond, beyond)
     assert found.latency is Verdict.INCONCLUSIVE
