@@ -87,6 +87,7 @@ def test_a_batch_counts_under_the_next_power_of_two(rows: int, place: int) -> No
 
 
 def test_G03_a_damaged_file_of_counters_spoils_nothing_since_none_is_read(worker: WorkerProcess) -> None:
+    assert worker.infer_rows([[1] * 4]).status == 200
     answer = series(worker)
     assert answer["trtmodel_ready"] == 1
     assert answer[f'trtmodel_responses_total{{revision="{REVISION_1}",status="200"}}'] >= 1

@@ -81,10 +81,13 @@ def test_policy_resource_leaves_service_answers_until_the_endpoints_know_and_com
     worker.wait_ready()
     assert worker.infer_rows([[1] * 4]).revision == REVISION_2
     eventually(lambda: len(worker.host_pids()) == 1, "one engine is in memory")
-    old = worker.engine(engines[0].manifest_digest)
-    assert old is not None
-    assert (old.state, old.reason) == (EngineState.FETCHING, NOT_RESIDENT)
+    eventually(lambda: _is_not_resident(worker, engines[0]), "the old one waits to be wanted")
     assert memory(worker).policy is MemoryPolicy.RESOURCE
+
+
+def _is_not_resident(worker: WorkerProcess, engine: Any) -> bool:
+    found = worker.engine(engine.manifest_digest)
+    return found is not None and (found.state, found.reason) == (EngineState.FETCHING, NOT_RESIDENT)
 
 
 def test_what_answered_comes_back_when_the_new_engine_cannot_be_loaded_after_all(
