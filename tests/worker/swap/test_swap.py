@@ -200,6 +200,19 @@ def test_the_wanted_stable_takes_over_only_when_it_is_ready(
     assert 1.0 <= loaded.load_seconds < 10.0
 
 
+def test_G07_while_another_engine_loads_however_long_the_worker_stays_live_and_ready_on_the_old_one(
+    worker: WorkerProcess, bucket: Bucket, operator: Operator, engines: list[Any]
+) -> None:
+    endless = operator.artifact("5105105105", bucket.publish("5105105105", {"load": 600.0})[0])
+    started(worker, engines[0])
+    worker.desire(endless, standby=engines[0])
+    eventually(lambda: len(worker.host_pids()) == 2, "it is being loaded")
+    for _ in range(20):
+        assert worker.get("/v2/health/live").status == 200
+        assert worker.get("/v2/health/ready").status == 200
+        assert worker.infer_rows([[1] * 4]).revision == REVISION_1
+
+
 def test_a_preparation_that_nobody_wants_any_more_is_given_up_at_once(
     worker: WorkerProcess, bucket: Bucket, operator: Operator, engines: list[Any]
 ) -> None:
