@@ -17,8 +17,6 @@ from storage_servers import PART, Answer, Stub, objects
 from trtmodel_contract.identity import Storage
 from trtmodel_contract.jobs import Reason
 from trtmodel_worker.alone.home import Home
-from trtmodel_worker.builder import main as job
-from trtmodel_worker.engines.building import Rejected
 from trtmodel_worker.storage import StorageError, cache, fetch_source, fetch_uri
 from trtmodel_worker.storage.cache import shrink
 from trtmodel_worker.storage.partial import Partial
@@ -228,32 +226,3 @@ def test_a_journal_that_lies_is_not_believed(tmp_path: Path) -> None:
 def test_an_empty_object_is_an_object(stub: Stub, tmp_path: Path) -> None:
     stub.answer = lambda *_: Answer(200, b"", {"ETag": '"1"', "Accept-Ranges": "bytes"})
     assert fetch_uri(f"{stub.url}/m", NOWHERE, None, tmp_path / "cache").size == 0
-
-
-def test_a_bounded_cache_loses_what_was_unused_for_longest_and_nothing_while_somebody_else_uses_it(
-    tmp_path: Path,
-) -> None:
-    names = ["oldest", "old", "new"]
-    cache.prepare(tmp_path)
-    for age, name in enumerate(names):
-        (tmp_path / cache.FILES / name).write_bytes(bytes(100))
-        os.utime(tmp_path / cache.FILES / name, (OLD + age, OLD + age))
-    (tmp_path / "work-1").mkdir()  # of a Job that was killed
-    with cache.bounded(tmp_path, 1000):
-        assert cached(tmp_path) == sorted(names)
-        with cache.bounded(tmp_path, 150):
-            assert cached(tmp_path) == sorted(names), "the other one may be reading them"
-    with cache.bounded(tmp_path, 250):
-        assert cached(tmp_path) == ["new", "old"]
-    assert not (tmp_path / "work-1").exists()
-
-
-def test_a_job_keeps_the_cache_of_a_volume_below_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cache.prepare(tmp_path)
-    (tmp_path / cache.FILES / "old").write_bytes(bytes(100))
-    monkeypatch.setenv(cache.LIMIT_ENV, "50")
-    with job._bounded(tmp_path):
-        assert not cached(tmp_path)
-    monkeypatch.setenv(cache.LIMIT_ENV, "5Gi")
-    with pytest.raises(Rejected, match="TRTMODEL_CACHE_BYTES is '5Gi': give a whole number of bytes"):
-        job._bounded(tmp_path)

@@ -5,7 +5,6 @@ Whatever happens, there is a message: without one, all that the operator can say
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import signal
@@ -32,7 +31,6 @@ from trtmodel_worker.builder import progress
 from trtmodel_worker.builder.sources import Place
 from trtmodel_worker.engines.building import Rejected
 from trtmodel_worker.storage import ArtifactStore, StorageError
-from trtmodel_worker.storage.cache import bounded, stated_limit
 from trtmodel_worker.storage.errors import no_space
 
 TERMINATION_LOG_ENV = "TRTMODEL_TERMINATION_LOG"
@@ -104,8 +102,7 @@ def _resolve() -> JobResult:
 
     task = loads(ResolveTask, os.environ.get(TASK_ENV, ""))
     place = _place(task)
-    with _bounded(place.cache):
-        found = resolve(task, place)
+    found = resolve(task, place)
     text = f"revision {found.revision}: source {found.source_sha256[:12]}, {found.source_bytes:,} bytes"
     return JobResult(Reason.DONE, f"{text}, {len(found.found)} engines exist", resolve=found)
 
@@ -116,7 +113,7 @@ def _build() -> JobResult:
     task = loads(BuildTask, os.environ.get(TASK_ENV, ""))
     place = _place(task)
     place.cache.mkdir(parents=True, exist_ok=True)
-    with _bounded(place.cache), tempfile.TemporaryDirectory(dir=place.cache, prefix="work-") as work:
+    with tempfile.TemporaryDirectory(dir=place.cache, prefix="work-") as work:
         ended = build(task, place, Path(work), progress.board.say)
     return JobResult(ended.reason, ended.message, build=ended.result)
 
@@ -147,12 +144,3 @@ def _place(task: ResolveTask | BuildTask) -> Place:
     credentials = os.environ.get(CREDENTIALS_DIR_ENV, "")
     cache = Path(os.environ.get(CACHE_DIR_ENV, DEFAULT_CACHE_DIR))
     return Place(task.storage, Path(credentials) if credentials else None, cache)
-
-
-def _bounded(cache: Path) -> contextlib.AbstractContextManager[None]:
-    """A cache that outlives the Job's pod, on a volume, grows to a limit; one that goes with the pod needs none."""
-    try:
-        limit = stated_limit(os.environ)
-    except ValueError as e:
-        raise Rejected(Reason.INTERNAL, str(e)) from e
-    return contextlib.nullcontext() if limit is None else bounded(cache, limit)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import os
 import shutil
@@ -139,16 +138,16 @@ def prune(cache: Path, keep: Collection[str]) -> int:
     return freed + _remove_stale(cache)
 
 
-def shrink(cache: Path, limit: int, spared: float = STALE_SECONDS) -> int:
+def shrink(cache: Path, limit: int) -> int:
     """Remove the entries that nobody has used for longest until what is cached has at most `limit` bytes. What was used
-    in the last `spared` seconds stays: somebody may be reading it. Returns bytes freed."""
+    in the last STALE_SECONDS stays: somebody may be reading it. Returns bytes freed."""
     freed = _remove_stale(cache)
     entries = [
         (used_at, size, path) for path in _children(cache / FILES, cache / SOURCES) for used_at, size in _measure(path)
     ]
     total = sum(size for _, size, _ in entries)
     for used_at, size, path in sorted(entries):
-        if total <= limit or time.time() - used_at <= spared:
+        if total <= limit or time.time() - used_at <= STALE_SECONDS:
             break
         freed += _remove(path)
         total -= size
@@ -161,25 +160,6 @@ def stated_limit(environ: Mapping[str, str]) -> int | None:
     if text and not text.isdecimal():
         raise ValueError(f"{LIMIT_ENV} is {text[:40]!r}: give a whole number of bytes")
     return int(text) if text else None
-
-
-@contextlib.contextmanager
-def bounded(cache: Path, limit: int) -> Iterator[None]:
-    """Every process that uses a cache of at most `limit` bytes is in here meanwhile. Who comes while nobody else does
-    makes room; so nothing that is in use goes, and for a while there may be more. Raises StorageError."""
-    prepare(cache)
-    descriptor = os.open(cache, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        with contextlib.suppress(OSError):  # others use it, or the file system knows no locks
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            for left in cache.glob("work-*"):  # of a Job that was killed
-                shutil.rmtree(left, ignore_errors=True)
-            shrink(cache, limit, spared=0.0)
-        with contextlib.suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_SH)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def _remove_stale(cache: Path) -> int:
