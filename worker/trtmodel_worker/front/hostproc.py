@@ -32,6 +32,7 @@ from trtmodel_worker.front.lanes import LanePort
 from trtmodel_worker.front.pulse import Crowd, Pulse
 from trtmodel_worker.host.arena import Arena, sealed_bytes
 from trtmodel_worker.host.wire import MAX_MESSAGE_BYTES, HostConfig, Ready, Refused
+from trtmodel_worker.slices import ask_for_slices
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +85,8 @@ class Hosts:
         self._crowd = crowd
         self._pulses: set[Pulse] = set()
         self._has_device = True
-        self._parent = ThreadPoolExecutor(max_workers=1, thread_name_prefix="host-parent")
+        # The front's slices are not for who prepares.
+        self._parent = ThreadPoolExecutor(1, "host-parent", ask_for_slices, (0.0,))
 
     def make_way(self) -> None:
         """A request was given to a lane: what is prepared meanwhile makes way if it must."""

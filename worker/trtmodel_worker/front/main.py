@@ -21,6 +21,7 @@ from trtmodel_worker.front.tracing import Tracing, recorder_of
 from trtmodel_worker.front.worker import Worker
 from trtmodel_worker.gateway.supervisor import Gateway
 from trtmodel_worker.settings import MIB, Settings, SettingsError, from_environment
+from trtmodel_worker.slices import FRONT_SECONDS, ask_for_slices
 
 log = logging.getLogger(__name__)
 _PR_SET_DUMPABLE = 4
@@ -44,6 +45,7 @@ def main() -> int:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_DUMPABLE, 0)
     # Modules live as long as the process. A full collection that walks them takes 20 ms, in which no request moves.
     gc.freeze()
+    ask_for_slices(FRONT_SECONDS)
     loop = _new_loop()
     asyncio.set_event_loop(loop)
     code = loop.run_until_complete(serve(settings))

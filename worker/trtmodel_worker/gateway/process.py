@@ -19,6 +19,7 @@ from trtmodel_worker.gateway.client import FrontClient
 from trtmodel_worker.gateway.health import Health
 from trtmodel_worker.gateway.service import InferenceService
 from trtmodel_worker.lifetime import end_with_parent
+from trtmodel_worker.slices import ask_for_slices
 
 log = logging.getLogger(__name__)
 _MOST_CALLS = 4096  # at once; more get RESOURCE_EXHAUSTED
@@ -48,6 +49,7 @@ def run(config: GatewayConfig) -> int:
     end_with_parent()
     if os.getppid() != config.parent_pid:
         return 1  # it ended before it could be tied to us
+    ask_for_slices(0.0)  # the front's are not for what costs more than it
     gc.freeze()  # modules are no work for the garbage collector
     loop = uvloop.new_event_loop()
     asyncio.set_event_loop(loop)

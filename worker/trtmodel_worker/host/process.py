@@ -29,6 +29,7 @@ from trtmodel_worker.host.rows import why_not_batchable
 from trtmodel_worker.host.warming import Timings, best_step, runner, warm
 from trtmodel_worker.host.wire import MAX_TEXT_BYTES, HostConfig, Ready, Refused
 from trtmodel_worker.lifetime import end_with_parent
+from trtmodel_worker.slices import HOST_SECONDS, ask_for_slices
 
 log = logging.getLogger(__name__)
 _FINISH_SECONDS = 60.0
@@ -55,6 +56,7 @@ def serve(config: HostConfig) -> NoReturn:
     os.set_blocking(stopped, False)
     signal.set_wakeup_fd(stopped, warn_on_full_buffer=False)
     signal.signal(signal.SIGTERM, lambda *_: None)
+    ask_for_slices(HOST_SECONDS)
     threads = ThreadPoolExecutor(len(lanes), thread_name_prefix="lane")
     running = [threads.submit(lane.run) for lane in lanes]
     for future in running:
