@@ -43,6 +43,10 @@ class Witness:
         self._behind: dict[Key, str] = {}  # what was delivered when a list was ahead of it
         self._lost = False
 
+    def delivered(self, key: Key) -> str:
+        """The version that came last; '' if none did."""
+        return self._delivered.get(key, "")
+
     def deliver(self, key: Key, version: str, asked: object = None) -> bool:
         """True if `asked`, the part of the object that is other people's, is news. Our own writes to status come back
         as events too: a pass for each would double the work."""

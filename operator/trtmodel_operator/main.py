@@ -8,6 +8,7 @@ SIGTERM -> watches and workers end -> Lease released -> exit 0
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import random
@@ -31,6 +32,7 @@ from trtmodel_operator.adapters.children import KeptChildren
 from trtmodel_operator.adapters.cluster import PLURAL, KubernetesCluster
 from trtmodel_operator.adapters.informing import informer_settings, session
 from trtmodel_operator.adapters.inquiries import HttpInquiries
+from trtmodel_operator.adapters.models import KeptModels
 from trtmodel_operator.adapters.pacing import Pace
 from trtmodel_operator.adapters.progress import HttpProgress
 from trtmodel_operator.adapters.prometheus import Prometheus
@@ -70,10 +72,11 @@ def handlers(
     queue: WorkQueue,
     witness: Witness,
     metrics: OperatorMetrics,
+    models: KeptModels,
     stop: Callable[[], Awaitable[None]],
 ) -> kopf.OperatorRegistry:
-    """Handlers that only enqueue: what they raise would be swallowed, and what they miss the resync finds. `stop` ends
-    everything that acts."""
+    """Handlers that only keep and enqueue: what they raise would be swallowed, and what they miss the resync finds.
+    `stop` ends everything that acts."""
     registry = kopf.OperatorRegistry()
 
     pace = Pace()
@@ -81,15 +84,22 @@ def handlers(
     async def login(**kwargs: Any) -> Any:
         return session(pace, **kwargs)
 
-    async def model(type: str | None, namespace: str, name: str, meta: Any, status: Any, **_: Any) -> None:  # noqa: A002
+    async def model(type: str | None, namespace: str, name: str, body: Any, meta: Any, status: Any, **_: Any) -> None:  # noqa: A002
         metrics.events.labels("TRTModel").inc()
+        key, version = (namespace, name), meta.get("resourceVersion", "")
+        if type is None and witness.delivered(key) == version:
+            return  # all are listed again: this one did not change
+        if type == "DELETED":
+            models.drop(key)
+        else:
+            models.put(dict(body))
         annotations = tuple(sorted(meta.get("annotations", {}).items()))  # may be large, so only their hash is kept
         wishes = hash((meta.get("uid"), meta.get("generation"), meta.get("deletionTimestamp"), annotations))
-        news = witness.deliver((namespace, name), meta.get("resourceVersion", ""), wishes)
+        news = witness.deliver(key, version, wishes)
         if news or type != "MODIFIED":
             # Of the thousands that a new leader is shown first, those go ahead that changed while nobody led.
             asked = news and (type is not None or status.get("observedGeneration") != meta.get("generation"))
-            queue.add((namespace, name), ASKED if asked else CHANGED)
+            queue.add(key, ASKED if asked else CHANGED)
 
     async def cleanup(**_: Any) -> None:
         # kopf waits five seconds for every task that was made since it began, then cancels it: ours end before.
@@ -134,7 +144,8 @@ async def run(settings: Settings) -> None:
         clock, queue, witness = SystemClock(), WorkQueue(), Witness()
         herald = Herald(queue, metrics)
         kept = KeptChildren(api, settings.watch_namespaces, herald)
-        cluster = KubernetesCluster(api, settings.watch_namespaces, settings.pod_name, kept)
+        models = KeptModels()
+        cluster = KubernetesCluster(api, settings.watch_namespaces, settings.pod_name, kept, models)
 
         await patiently(cluster.require_crd, health)
         health.waiting_for = ""
@@ -222,7 +233,7 @@ async def run(settings: Settings) -> None:
         scope: dict[str, Any] = (
             {"namespaces": settings.watch_namespaces} if settings.watch_namespaces else {"clusterwide": True}
         )
-        registry = handlers(queue, witness, metrics, stop)
+        registry = handlers(queue, witness, metrics, models, stop)
         await kopf.operator(registry=registry, settings=informer_settings(), **scope)
         log.info("stopping")
 
@@ -266,6 +277,9 @@ def main() -> None:
     logs.set_up(settings.log_level)
     log.info("starting: %s, worker image %s", API_VERSION, settings.worker_image)
     try:
+        # What is loaded stays, and what a pass makes goes with it: to look for cycles at every 700 objects is in vain.
+        gc.freeze()
+        gc.set_threshold(20_000, 20, 20)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(run(settings))
     except asyncio.CancelledError:

@@ -145,7 +145,7 @@ def _watched(monkeypatch: pytest.MonkeyPatch) -> set[Right]:
 
     monkeypatch.setattr(kopf.on, "event", on_event)
     nothing = cast("Any", None)
-    main.handlers(nothing, nothing, nothing, nothing)
+    main.handlers(nothing, nothing, nothing, nothing, nothing)
     for path in _CHILDREN.values():  # which the operator's own informer follows
         api = RecordingApi()
         api.needs(path.format("ml"), "list", "watch")

@@ -113,7 +113,12 @@ class ControlPlane:
     def install_crd(self, *namespaces: str) -> None:
         """And the namespaces."""
         self.kubectl("apply", "--server-side", "-f", str(CRD))
-        self.kubectl("wait", "--for=condition=Established", "crd/trtmodels.trtmodel.io", "--timeout=30s")
+        deadline = time.monotonic() + READY_SECONDS
+        established = "jsonpath={.status.conditions[?(@.type=='Established')].status}"
+        while self.kubectl("get", "crd/trtmodels.trtmodel.io", "-o", established) != "True":
+            if time.monotonic() > deadline:
+                raise RuntimeError("the API server does not serve TRTModels")
+            time.sleep(0.1)
         for namespace in namespaces:
             self.kubectl("create", "namespace", namespace)
 

@@ -17,7 +17,7 @@ PATHS = {
     "ConfigMap": ("/api/v1", "configmaps"),
     "Service": ("/api/v1", "services"),
 }
-FIRST_LIST_SECONDS = 30.0
+FIRST_LIST_SECONDS = 120.0  # of tens of thousands of pods, on a busy machine; what passes list meanwhile costs more
 DEAD = 240.0  # seconds; a watch that was silent for `informer.SILENCE` was opened again at least once by then
 
 
@@ -39,7 +39,7 @@ class KeptChildren:
                 group.create_task(informer.run())
 
     async def ready(self) -> None:
-        """Returns when everything was listed once, at the latest after half a minute: passes list for themselves until
+        """Returns when everything was listed once, at the latest after two minutes: passes list for themselves until
         it is."""
         try:
             async with asyncio.timeout(FIRST_LIST_SECONDS):

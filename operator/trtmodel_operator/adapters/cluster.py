@@ -14,6 +14,7 @@ from trtmodel_operator.adapters.api import Api
 from trtmodel_operator.adapters.children import PATHS, KeptChildren
 from trtmodel_operator.adapters.events import EventPoster
 from trtmodel_operator.adapters.informer import LABEL_JOB_NAME, has_ended
+from trtmodel_operator.adapters.models import KeptModels
 from trtmodel_operator.manifests import (
     API_VERSION,
     GROUP,
@@ -42,7 +43,8 @@ _APPLIED = _CHILDREN | {"PodDisruptionBudget": "/apis/policy/v1/namespaces/{}/po
 
 class KubernetesCluster:
     """Implements `ports.Cluster` and `lease.LeaseStore`. `namespaces` = where TRTModels are listed; empty: everywhere.
-    `instance` names this replica in events. With `kept`, children are read from there while that is fresh."""
+    `instance` names this replica in events. With `kept`, children are read from there while that is fresh; with
+    `models`, TRTModels that are kept are."""
 
     def __init__(
         self,
@@ -50,8 +52,9 @@ class KubernetesCluster:
         namespaces: Sequence[str] = (),
         instance: str = "trtmodel-operator",
         kept: KeptChildren | None = None,
+        models: KeptModels | None = None,
     ) -> None:
-        self._api, self._kept = api, kept
+        self._api, self._kept, self._models = api, kept, models
         self._namespaces = tuple(namespaces)
         self._events = EventPoster(api, f"{GROUP}/operator", instance, MANAGER_OPERATOR)
 
@@ -68,13 +71,20 @@ class KubernetesCluster:
             raise ClusterError("GET", f"/apis/{API_VERSION}", cause, 404)
 
     async def get_model(self, key: Key) -> Json | None:
-        return await self._api.get(_model_path(key))
+        if self._models is not None and (kept := self._models.get(key)) is not None:
+            return kept
+        found = await self._api.get(_model_path(key))
+        if self._models is not None and found is not None:
+            self._models.put(found)
+        return found
 
     async def list_models(self) -> dict[Key, str]:
         found: dict[Key, str] = {}
         for path in self._model_paths():
             for item in await self._api.list_all(path, keep=_key_and_version):
                 found[item["namespace"], item["name"]] = item["resourceVersion"]
+        if self._models is not None:
+            self._models.compare(found)
         return found
 
     async def models(self) -> list[Json]:
@@ -131,9 +141,21 @@ class KubernetesCluster:
             if e.status == 422 and "metadata.uid" in str(e):  # another one of this name is there by now
                 raise Conflict(str(e)) from e
             raise
+        finally:
+            self._doubt(key)  # without the finalizer it may be gone
 
     async def apply(self, manifest: Json) -> None:
         self._wrote(await self._api.apply(_child_path(manifest), manifest, manager=MANAGER_CHILDREN))
+
+    def _wrote_model(self, answer: Json) -> Json:
+        if self._models is not None:
+            self._models.put(answer)
+        return answer
+
+    def _doubt(self, key: Key) -> None:
+        """It may be another one than is kept: the next pass asks for it."""
+        if self._models is not None:
+            self._models.drop(key)
 
     def _wrote(self, answer: Json) -> None:
         if self._kept is not None:
@@ -245,9 +267,13 @@ class KubernetesCluster:
 
     async def _apply_status(self, key: Key, body: Json, manager: str) -> Json:
         try:
-            return await self._api.apply(f"{_model_path(key)}/status", body, manager=manager)
+            return self._wrote_model(await self._api.apply(f"{_model_path(key)}/status", body, manager=manager))
+        except Conflict:
+            self._doubt(key)
+            raise
         except ClusterError as e:
             if e.status == 404:  # deleted since it was read
+                self._doubt(key)
                 raise Conflict(str(e)) from e
             raise
 

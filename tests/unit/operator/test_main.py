@@ -92,9 +92,10 @@ def free_port() -> int:
         return int(s.getsockname()[1])
 
 
-def put_model(server: FakeApiServer, name: str = "magika", namespace: str = "ml") -> None:
+def put_model(server: FakeApiServer, name: str = "magika", namespace: str = "ml", source: str = "") -> None:
     metadata = {"namespace": namespace, "name": name}
-    server.put({"apiVersion": "trtmodel.io/v1alpha1", "kind": "TRTModel", "metadata": metadata, "spec": SPEC})
+    spec = SPEC | ({"source": {"uri": source}} if source else {})
+    server.put({"apiVersion": "trtmodel.io/v1alpha1", "kind": "TRTModel", "metadata": metadata, "spec": spec})
 
 
 def put_pod(server: FakeApiServer, name: str, labels: dict[str, str]) -> None:
@@ -110,10 +111,11 @@ SPEC = {
 }
 
 
-def passes(server: FakeApiServer, name: str = "magika") -> int:
-    """How often the operator looked at a model: every pass begins with a live GET of it."""
-    path = f"/apis/trtmodel.io/v1alpha1/namespaces/ml/trtmodels/{name}"
-    return sum(s.method == "GET" and s.path == path for s in server.seen)
+def passes(operator: Operator) -> int:
+    """How often it looked at a model."""
+    lines = operator.get("/metrics", "TRTMODEL_METRICS_PORT")[1].splitlines()
+    done = 'trtmodel_operator_reconcile_total{result="done"} '
+    return next((int(float(line.removeprefix(done))) for line in lines if line.startswith(done)), 0)
 
 
 def test_kopf_is_an_informer_only() -> None:
@@ -148,7 +150,7 @@ def test_passes_list_no_children_for_themselves(api_server: FakeApiServer, start
     operator = start()
     operator.until(lambda: len(api_server.all("jobs")) == 1)
     put_pod(api_server, "magika-worker", {"trtmodel.io/model": "magika"})
-    operator.until(lambda: passes(api_server) > 1)
+    operator.until(lambda: passes(operator) > 1)
     assert {s.query.get("labelSelector") for s in api_server.seen if "limit" in s.query} == {None, "trtmodel.io/model"}
 
 
@@ -176,7 +178,7 @@ def test_an_event_of_a_child_leads_to_a_pass_of_its_model_also_when_that_is_gone
     operator.until(lambda: any(s.query.get("watch") and s.path.endswith("/pods") for s in api_server.seen))
     put_pod(api_server, "stranger", {"app": "x"})
     put_pod(api_server, "left-behind", {"trtmodel.io/model": "gone"})  # no event of the model itself will come
-    operator.until(lambda: passes(api_server, "gone") == 1)
+    operator.until(lambda: passes(operator) == 1)
 
 
 def test_a_model_leads_to_its_resolve_job_and_a_deleted_one_to_no_more_series(
@@ -290,13 +292,14 @@ def test_it_survives_an_api_server_that_refuses_and_fails_for_a_while(api_server
     put_model(api_server)
     operator = start()
     operator.until(lambda: len(api_server.all("jobs")) == 1)
+    first = api_server.all("jobs")[0]["metadata"]["name"]
     answers = [refusal(429, Retry_After="1"), refusal(500), refusal(503)]
-    path = "/apis/trtmodel.io/v1alpha1/namespaces/ml/trtmodels/magika"
-    api_server.fault = lambda seen: answers.pop() if answers and seen.path == path else None
-    put_pod(api_server, "magika-worker", {"trtmodel.io/model": "magika"})
+    path = "/apis/batch/v1/namespaces/ml/jobs"
+    asked = ("POST", path)
+    api_server.fault = lambda seen: answers.pop() if answers and (seen.method, seen.path) == asked else None
+    put_model(api_server, source="s3://models/another.onnx")
     operator.until(lambda: not answers)
-    before = passes(api_server)
-    operator.until(lambda: passes(api_server) > before)
+    operator.until(lambda: any(job["metadata"]["name"] != first for job in api_server.all("jobs")))
     assert operator.get("/livez")[0] == 200
 
 
