@@ -110,6 +110,14 @@ def test_the_page_of_the_gate_is_fetched_from_the_bucket(terminal: Terminal, tmp
     assert revision(terminal.world.model(NAME), "stable") in file.read_text()
 
 
+def test_bench_reaches_a_worker_by_a_port_forward_and_tells_who_answered(terminal: Terminal) -> None:
+    found = terminal.type("bench", NAME, "--duration", "2s", "--concurrency", "2", "-o", "json")
+    assert found.code == 0, found
+    measured = json.loads(found.out)
+    assert measured["revisions"] == {revision(terminal.world.model(NAME), "stable"): measured["answered"]}
+    assert measured["request"] == f"zeros in x FP32 1x{models.WIDTH}"
+
+
 def test_a_candidate_is_promoted_and_taken_back_by_hand(terminal: Terminal) -> None:
     first = revision(terminal.world.model(NAME), "stable")
     second = on_trial(terminal, "b")
