@@ -24,7 +24,7 @@ from chaos.subject import NAMESPACE, RELEASE, SYSTEM, Away, Subject, asked, pati
 
 CANARY_SECONDS = 40.0  # that an edit waits for a canary
 JOB_SECONDS = 20.0  # that a kill waits for a Job to run
-STEADY_SECONDS = 45.0  # a worker that was left alone for so long is one that others may lean on
+READY_SECONDS, ALONE_SECONDS = 20.0, 40.0  # ready and left alone for so long: a worker that others may lean on
 KNOWN_SECONDS = 5.0  # after kubelet or API server came back
 HUNG_SECONDS = 65.0  # three probes of 10 s, each with 5 s, and 10 s for its end: after that the kubelet has ended it
 RESTARTS = 2  # of a container; after more the kubelet would wait for minutes before it starts it again
@@ -158,8 +158,8 @@ def _worker(scene: Scene, action: Action) -> Json:
     """One of two or more that are ready, such that another was left alone lately."""
     at = time.time()
     ready = [p for p in _model_pods(scene, action.model, "worker") if is_ready(p) and _container(p)]
-    young = at - STEADY_SECONDS
-    steady = [p for p in ready if _uid(p) not in scene.ledger.missing(action.model, at) and _ready_since(p) <= young]
+    hit = scene.ledger.hit_lately(action.model, at, ALONE_SECONDS)
+    steady = [p for p in ready if _uid(p) not in hit and _ready_since(p) <= at - READY_SECONDS]
     if not ready or not scene.ledger.sees(at, KNOWN_SECONDS):
         raise Skipped("no worker is known to be ready")
     pod = ready[int(action.pick * len(ready))]

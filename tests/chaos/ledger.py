@@ -14,7 +14,8 @@ from dataclasses import dataclass
 # have its answer, always. That its first try fails is allowed in these times after an action, and never otherwise.
 BROKEN_SECONDS = 20.0  # after a worker or its host was killed: until its address is out of the Service
 THAW_SECONDS = 45.0  # after a worker stood still
-GRACE_SECONDS = 90.0  # a worker that chaos hit may be missing for so long
+GRACE_SECONDS = 60.0  # a worker that chaos hit may be missing for so long, after its requests are forgiven
+SCALED_SECONDS = 90.0  # until more workers that are asked for are promised
 BLIND_SECONDS = 30.0  # after kubelet or API server came back: until what the API tells of pods is true again
 MOST_TOLD = 20  # violations of one kind in the story; the rest is counted
 
@@ -79,6 +80,11 @@ class Ledger:
         """The workers of the model that chaos hit lately."""
         with self._lock:
             return {span.subject for span in self._hit if span.covers(model, at)}
+
+    def hit_lately(self, model: str, at: float, seconds: float) -> set[str]:
+        """The workers of the model that chaos hit less than `seconds` before."""
+        with self._lock:
+            return {span.subject for span in self._hit if span.model == model and span.begin > at - seconds}
 
     def saw_since(self, begin: float) -> bool:
         """Whether neither kubelet nor API server was gone since then."""

@@ -14,7 +14,7 @@ from trtmodel_contract.codec import loads
 from trtmodel_contract.gate import GateFigures, Thresholds, Verdict, judge
 
 from chaos import sources
-from chaos.ledger import GRACE_SECONDS, Ledger
+from chaos.ledger import SCALED_SECONDS, Ledger
 from chaos.machine import Machine
 from chaos.plan import GOOD
 from chaos.subject import FOLDER, NAMESPACE, SYSTEM, Away, Subject, applied, asked
@@ -70,7 +70,7 @@ class Watch:
     def _look(self, subject: Subject, model: Json, workers: list[Json], at: float) -> None:
         self.looks += 1
         missing = len(self._ledger.missing(subject.name, at))
-        least = subject.floor(at, GRACE_SECONDS) - missing
+        least = subject.floor(at, SCALED_SECONDS) - missing
         ready = sum(map(is_ready, workers))
         text = f"{ready} workers are ready, at least {least} were promised ({missing} hit by chaos)"
         self._lasting(subject.name, "fewer ready workers than promised", ready < least, at, text)
