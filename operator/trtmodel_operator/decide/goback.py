@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from trtmodel_operator import facts, reasons
 from trtmodel_operator.decide import builds
-from trtmodel_operator.decide.members import holders, unprepared
+from trtmodel_operator.decide.members import holders, leaves, unprepared
 from trtmodel_operator.decide.steps import why_unprepared
 from trtmodel_operator.decide.turn import LATER, SOON, Outcome, Turn, record, reject, steps_key
 from trtmodel_operator.model import Deployed, Situation, Stage, StepMemory
@@ -77,10 +77,8 @@ def lacking(turn: Turn, goal: Deployed, served: Deployed | None = None) -> str:
     """The first worker that there is no engine of it for; '' if there is one for each. A worker that has not told its
     load key is waited for where its target has any. With `served` only those count that this has an engine for: the
     others answer nobody now, so that they lose nothing."""
-    platform = turn.memory.platform
-    leaves = {w.uid for w in facts.present(turn.seen) if platform and w.platform not in ("", platform.hash)}
     for worker in facts.present(turn.seen):
-        if worker.uid in leaves or facts.digest_for(worker, goal):
+        if leaves(turn.memory, worker) or facts.digest_for(worker, goal):
             continue
         if served is not None and not facts.digest_for(worker, served):
             continue

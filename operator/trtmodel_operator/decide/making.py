@@ -199,7 +199,7 @@ def _lacking(turn: Turn, have: Collection[tuple[str, str]], served: Deployed | N
         reported: dict[str, list[ObservedWorker]] = {}
         for worker in facts.present(turn.seen, target.name):
             key = facts.load_key(worker)
-            if key and (served is None or facts.digest_for(worker, served)):
+            if key and not members.leaves(turn.memory, worker) and (not served or facts.digest_for(worker, served)):
                 reported.setdefault(key, []).append(worker)
         for key in sorted(reported.keys() - mine)[: max(0, LOAD_KEYS - len(mine))]:
             nodes = tuple(sorted({w.node for w in reported[key]} - {""})[:NODES])

@@ -30,6 +30,14 @@ def trial(memory: Memory) -> Platform | None:
     return memory.step.platform if on_trial and memory.step is not None else None
 
 
+def leaves(memory: Memory, worker: ObservedWorker) -> bool:
+    """It is of a platform that was replaced or taken back: nothing is made for it any more."""
+    if memory.platform is None:
+        return False
+    tried = trial(memory)
+    return worker.platform not in ("", memory.platform.hash, tried.hash if tried is not None else "")
+
+
 def share_of(seen: Observed, memory: Memory) -> int:
     """Of the workers of a target, how many should be of the platform on trial in the step in hand."""
     step, spec = memory.step, seen.spec

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -274,7 +274,8 @@ def _apply_workload(seen: Scene, action: ApplyWorkload) -> Scene:
         pod=action.platform.pod,
     )
     target = action.target.name
-    workers = [w for w in seen.workers if _is_of(w, target, workload.platform)][: action.replicas]
+    mine = [w for w in seen.workers if _is_of(w, target, workload.platform)]
+    workers = sorted(mine, key=lambda w: not w.ready)[: action.replicas]  # those that are not ready go first
     pointer = next((p for p in seen.pointers if p.name == action.name), None)
     first = all(w.name == action.name for w in seen.workloads if w.target == target)
     prefix = ("w" if target == "default" else f"{target}-") if first else f"{target[0]}{workload.platform[:4]}-"
@@ -299,7 +300,7 @@ def _delete_workload(seen: Scene, action: DeleteWorkload) -> Scene:
 
 
 def _is_of(worker: ObservedWorker, target: str, platform: str) -> bool:
-    return (worker.target, worker.platform) == (target, platform)
+    return worker.target == target and worker.platform in ("", platform)
 
 
 def booted(uid: str, pointer: ObservedPointer, target: str = "default", platform: str = "") -> ObservedWorker:
@@ -386,9 +387,10 @@ def busy(
     failed: int = 0,
     kind: str = "Error",
     only_candidate: bool = False,
+    failing: Collection[str] = (),
 ) -> Scene:
     """Every worker answers `requests` more with what it routes to, in its shares. `seconds` and `failed` are the
-    candidate's; stable takes 8 ms and fails nothing."""
+    candidate's; stable takes 8 ms and fails nothing, but on the workers in `failing` (uids)."""
     for worker in seen.workers:
         if worker.report is None or MODEL.name not in worker.report.models:
             continue
@@ -402,7 +404,9 @@ def busy(
         if tried:
             counts[routes.candidate] = _more(counts.get(routes.candidate), tried, seconds, failed, kind)
         if requests - tried:
-            counts[routes.stable] = _more(counts.get(routes.stable), requests - tried, 0.008, 0, kind)
+            counts[routes.stable] = _more(
+                counts.get(routes.stable), requests - tried, 0.008, failed if worker.uid in failing else 0, kind
+            )
         if routes.shadow and routes.candidate:
             mirrored = (requests - tried) * routes.shadow // 100
             before = counts.get(routes.candidate, AttemptCounts())

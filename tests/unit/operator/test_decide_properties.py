@@ -61,6 +61,7 @@ from trtmodel_operator.model import (
 )
 
 REVISIONS = (A, B, C)
+_LEFT = ObservedWorkload("magika-default-left", "default", "left", 2, "", "worker:0", pod="{}")
 SCENES = (new(), knows(new(), A), has_built(new(), A), serving(A), asks_for(serving(A), B), canary(serving(A)))
 SCENES = (*SCENES, canary(serving(A), index=1), canary(serving(A, replicas=1)), edited(serving(A), serving__replicas=0))
 GATED = edited(
@@ -77,6 +78,13 @@ GATED = edited(
     },
 )
 SCENES = (*SCENES, canary(GATED), edited(canary(GATED), rollout__steps=[{"workers": 1, "hold": "0s"}]))
+
+OTHERS = edited(serving(A), serving__pod={"annotations": {"team": "b"}})  # other workers are asked for
+TRIED = obey(OTHERS, decide(OTHERS))
+assert TRIED.memory.step is not None
+PLATFORM = TRIED.memory.step.platform
+assert PLATFORM is not None
+SCENES = (*SCENES, OTHERS, TRIED, edited(TRIED, serving__image="worker:2"), asks_for(TRIED, B))
 
 PLANS = (
     [{"workers": 1, "hold": "15s", "weight": 10, "shadow": 50, "pause": True}, {"workers": "50%", "hold": "15s"}],
@@ -115,6 +123,8 @@ def workers(draw: st.DrawFn, uid: str) -> Any:
         terminating=draw(st.booleans()),
         restarted_at=draw(st.none() | moments),
         target=draw(st.sampled_from(["default", "default", "gone"])),
+        platform=draw(st.sampled_from(["", "p", PLATFORM.hash])),
+        trouble=draw(st.sampled_from(["", "", "Unschedulable", "CrashLoopBackOff"])),
     )
 
 
@@ -173,7 +183,11 @@ def scenes(draw: st.DrawFn) -> Scene:
         spec=draw(st.sampled_from([seen.spec, seen.spec, seen.spec, None])),
         command=draw(st.sampled_from([None, Command(verb, draw(st.sampled_from(["", A, B, C])), f"{verb}#1")])),
         pointers=draw(st.sampled_from([seen.pointers, (), tuple(replace(p, sequence=7) for p in seen.pointers)])),
-        workloads=draw(st.sampled_from([seen.workloads, (), (ObservedWorkload("x", "gone", "p", 1, ""),)])),
+        workloads=draw(
+            st.sampled_from(
+                [seen.workloads, (), (ObservedWorkload("x", "gone", "p", 1, ""),), (*seen.workloads, _LEFT)]
+            )
+        ),
         default_image=draw(st.sampled_from(["worker:1", ""])),
     )
 
@@ -194,6 +208,8 @@ def memories(draw: st.DrawFn, memory: Memory) -> Memory:
         resumed=draw(st.booleans()),
         approved=draw(st.booleans()),
         back=draw(st.sampled_from([False, False, True])),
+        platform=draw(st.sampled_from([None, None, PLATFORM])),
+        tight=draw(st.booleans()),
     )
     past = HistoryEntry(C, "Promoted", "Promoted", "2026-01-01T00:00:00Z", engines=deployed(C).artifacts)
     key = memory.resolved.key if memory.resolved else ""
@@ -207,7 +223,9 @@ def memories(draw: st.DrawFn, memory: Memory) -> Memory:
         resolved=draw(st.sampled_from([memory.resolved, None, Resolved(key, digest("s"), draw(revisions), "", "")])),
         failure=draw(st.sampled_from([None, Failure("stray", "JobFailed", "")])),
         rejected=draw(st.sampled_from([(), (Rejected(B, "", "TooSlow", ""),), memory.rejected])),
-        platform=draw(st.sampled_from([memory.platform, None, Platform("worker:1", "p")])),
+        platform=draw(
+            st.sampled_from([memory.platform, None, Platform("worker:1", "p"), Platform("worker:1", "p", "{")])
+        ),
         waited=draw(st.floats(0, 1000)),
         paused=draw(st.sampled_from(["", "", "pause#0"])),
         history=draw(st.sampled_from([(), (past,)])),
@@ -271,7 +289,7 @@ def test_before_the_last_preparation_never_every_worker_is_told_to_answer_with_t
     step = decision.memory.step
     if seen.spec is None or step is None or decision.memory.stable is None or len(present) < 2:
         return
-    if step.index < len(seen.spec.rollout.steps):
+    if step.index < len(seen.spec.rollout.steps) and step.platform is None:
         assert len([s for s in of(decision, Signal) if s.candidate]) <= len(present) - 1
 
 
