@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 JOBS ?= 3
 DEVICE := host ladder swap routing front field
 
-.PHONY: help venv test lint unit e2e long demo demo-down lock audit krew clean bench-peers
+.PHONY: help venv test lint unit e2e long demo demo-down lock docs audit krew clean bench-peers
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile tests/cluster/cluster.mk
@@ -67,6 +67,10 @@ lock:
 	  | $(BIN)/python requirements/sbom.py worker > requirements/worker.cdx.json
 	$(COMPILE) --universal requirements/cuda.in -o requirements/cuda.txt
 	$(COMPILE) --python-platform x86_64-manylinux_2_28 requirements/tensorrt-8.6.in -o requirements/tensorrt-8.6.txt
+
+# make docs    the documentation as a site, into site/
+docs: venv
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --site-dir site
 
 # make krew    kubectl trtmodel with its libraries as an archive, and its manifest, into dist/
 krew: venv
