@@ -11,6 +11,7 @@ import json
 import signal
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from chaos import plan
 RESULTS = Path(__file__).resolve().parents[2] / "bench" / "results" / "chaos.jsonl"
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--seed", type=int)
@@ -30,7 +31,7 @@ def main() -> int:
     parser.add_argument("--results", type=Path, default=RESULTS, help="a JSON line is appended for each seed")
     parser.add_argument("--logs", type=Path, default=Path(tempfile.gettempdir()) / "trtmodel-chaos")
     parser.add_argument("--plan", action="store_true", help="only say what would happen")
-    given = parser.parse_args()
+    given = parser.parse_args(argv)
     seeds = given.seeds or [given.seed]
     if given.plan:
         for seed in seeds:
@@ -40,7 +41,6 @@ def main() -> int:
         return 0
     from chaos.run import Stage, run_seed
 
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     stage, broken = Stage(), 0
     try:
         for seed in seeds:
@@ -65,4 +65,5 @@ def _seeds(text: str) -> list[int]:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the machine is healed then, too
     sys.exit(main())

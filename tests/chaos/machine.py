@@ -18,6 +18,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "cluster"))
 
 from localcluster import binaries, controlplane, node, settings
 from localcluster.processes import Components
+from localcluster.settings import KUBERNETES_VERSION
+
+__all__ = ["KUBERNETES_VERSION", "Machine"]
 
 COMMENT = "trtmodel-chaos"
 DEAD_SECONDS = 15.0

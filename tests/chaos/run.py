@@ -27,7 +27,7 @@ from e2e.world import condition, revision
 from chaos import plan, sources, watch
 from chaos.actions import Scene, perform
 from chaos.ledger import Ledger
-from chaos.machine import Machine
+from chaos.machine import KUBERNETES_VERSION, Machine
 from chaos.plan import Action
 from chaos.subject import FOLDER, NAMESPACE, RELEASE, SYSTEM, Away, Subject, asked, patiently
 from chaos.traffic import Traffic
@@ -48,6 +48,8 @@ class Result:
     minutes: float
     date: str
     commit: str
+    machine: str
+    load: float = 0.0  # of the last five minutes, when chaos was over
     actions: dict[str, int] = field(default_factory=dict)
     skipped: int = 0
     requests: int = 0
@@ -106,7 +108,7 @@ class Stage:
 def run_seed(stage: Stage, seed: int, minutes: float, logs: Path | None = None) -> Result:
     """Never raises but for an interruption: what goes wrong is a violation. `logs`: where those of a bad end go."""
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    result = Result(seed, minutes, now, _commit())
+    result = Result(seed, minutes, now, _commit(), _machine())
     ledger, over = Ledger(), threading.Event()
     actions = plan.plan(seed, minutes)
     ledger.tell("seed", f"{seed}: {len(actions)} actions in {minutes:g} minutes")
@@ -188,6 +190,7 @@ def _chaos(scene: Scene, actions: tuple[Action, ...], minutes: float, result: Re
         if thread.is_alive():
             scene.ledger.violation("an action could be done", f"{thread.name} does not end")
     scene.over.clear()
+    result.load = round(os.getloadavg()[1], 1)
     result.skipped = done.pop("", 0)
     result.actions = {kind: done[kind] for kind in plan.DECK if done[kind]}
     scene.ledger.tell("chaos is over", f"{sum(done.values())} actions done, {result.skipped} skipped")
@@ -314,6 +317,11 @@ def _environment() -> dict[str, str]:
     done = subprocess.run([CLUSTER, "env"], check=True, capture_output=True, text=True, timeout=60)
     exports = re.findall(r"^export (\w+)=(.*)$", done.stdout, re.MULTILINE)
     return {name: " ".join(shlex.split(value)) for name, value in exports}
+
+
+def _machine() -> str:
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 30
+    return f"{os.cpu_count()} cores, {memory} GiB, Linux {os.uname().release}, Kubernetes {KUBERNETES_VERSION}"
 
 
 def _commit() -> str:

@@ -55,7 +55,7 @@ class Traffic:
         self.tries_failed: Counter[str] = Counter()  # by kind; all of them in declared times, or they are violations
         self._first: dict[tuple[str, str], First] = {}  # model, revision
         self._recent: dict[str, list[tuple[float, str, int]]] = {model: [] for model in urls}
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="traffic")
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="traffic", daemon=True)
 
     def start(self) -> None:
         self._thread.start()

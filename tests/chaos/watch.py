@@ -40,7 +40,7 @@ class Watch:
         self._since: dict[tuple[str, str], float] = {}  # model, what is wrong -> when it was seen first
         self._told: set[tuple[str, str]] = set()
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="watch")
+        self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
         self.looks = 0
 
     def start(self) -> None:
