@@ -227,7 +227,6 @@ def _component(scene: Scene, action: Action, name: str) -> str:
     pid = scene.machine.kill_component(name)
     scene.ledger.tell(action.kind, f"SIGKILL to {name}, process {pid}, for {action.seconds:g} s")
     scene.over.wait(action.seconds)
-    scene.ledger.blind(0)
     scene.machine.start_components()
     return f"{name} is started"
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 # Declared limits. A request has LIFETIME seconds and may try again, as clients do that meet a dead server; then it must
 # have its answer, always. That its first try fails is allowed in these times after an action, and never otherwise.
@@ -17,6 +17,7 @@ THAW_SECONDS = 45.0  # after a worker stood still
 GRACE_SECONDS = 60.0  # a worker that chaos hit may be missing for so long, after its requests are forgiven
 SCALED_SECONDS = 90.0  # until more workers that are asked for are promised
 BLIND_SECONDS = 30.0  # after kubelet or API server came back: until what the API tells of pods is true again
+CATCH_UP_SECONDS = 10.0  # that kubelet and controllers take to do what they missed
 MOST_TOLD = 20  # violations of one kind in the story; the rest is counted
 
 
@@ -68,9 +69,13 @@ class Ledger:
             self._hit.append(Span(time.time() - 1, time.time() + seconds, model, uid))
 
     def blind(self, seconds: float) -> None:
-        """Kubelet or API server is gone for so long."""
+        """Kubelet or API server is gone for so long. A dead worker stays in its Service meanwhile, and no other one
+        comes: what is forgiven now is forgiven longer."""
+        now, more = time.time(), seconds + CATCH_UP_SECONDS
         with self._lock:
-            self._blind.append(Span(time.time(), time.time() + seconds))
+            self._blind.append(Span(now, now + seconds))
+            for spans in (self._excused, self._hit):
+                spans[:] = [replace(s, end=s.end + more) if s.covers(s.model, now) else s for s in spans]
 
     def excused(self, model: str, at: float) -> bool:
         with self._lock:

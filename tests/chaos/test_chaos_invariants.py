@@ -95,6 +95,18 @@ def test_the_promise_is_the_least_that_was_asked_for_lately() -> None:
     assert [subject.floor(at, 90.0) for at in (500.0, 1001.0, 1089.0, 1091.0, 2000.0, 2500.0)] == [2, 2, 2, 3, 2, 2]
 
 
+def test_what_is_forgiven_is_forgiven_longer_while_nobody_can_put_it_right() -> None:
+    ledger, now = Ledger(), time.time()
+    ledger.excuse(MODEL, 20.0)
+    ledger.hit(MODEL, "w1", 60.0)
+    assert [ledger.excused(MODEL, now + 25), ledger.missing(MODEL, now + 65)] == [False, set()]
+    ledger.blind(10.0)
+    assert [ledger.excused(MODEL, now + at) for at in (25, 39, 45)] == [True, True, False]
+    assert ledger.missing(MODEL, now + 75) == {"w1"}
+    ledger.blind(10.0)
+    assert not ledger.excused("two", now + 25)
+
+
 def test_what_the_api_tells_is_no_evidence_while_kubelet_or_api_server_is_gone() -> None:
     ledger, now = Ledger(), time.time()
     ledger.blind(10.0)
