@@ -127,12 +127,12 @@ def capacity(port: int, request: Path) -> float:
 
 
 def summary(port: int, begin: float, end: float) -> dict[str, Any]:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/summary?from={begin}&to={end}", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/summary?from={begin}&to={end}", timeout=120) as answer:
         found: dict[str, Any] = json.load(answer)
         return found
 
 
-def wait_for(url: str, trouble: str, seconds: float = 120.0) -> None:
+def wait_for(url: str, trouble: str, seconds: float = 600.0) -> None:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         try:

@@ -29,7 +29,8 @@ from worker_harness import MODEL, Bucket, Operator, WorkerProcess  # noqa: E402
 
 ROWS = 64  # of the data that the builds are judged by
 BATCHES = (1, 8, 32)
-PREPARE_SECONDS = 300.0
+PREPARE_SECONDS = 900.0
+BUILD_SECONDS = 1800.0  # on a busy machine, too
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,8 @@ class Artifacts:
             rows = np.random.default_rng(2).permutation(np.tile(model.sample, (ROWS, 1)), axis=1)
             dataset = save_npz(folder / "eval.npz", **{model.input_name: rows})
             engine = EngineSettings("ONNXRuntime", profiles=profiles(model.input_name, COLUMNS, batches=BATCHES))
-            self._jobs[model.name] = make_jobs(folder, model.versions[0], dataset, engine=engine, task=Task.RAW)
+            self._jobs[model.name] = make_jobs(folder, model.versions[0], dataset, engine=engine, task=Task.RAW,
+                                               seconds=BUILD_SECONDS)  # fmt: skip
         return self._jobs[model.name]
 
 
