@@ -16,7 +16,7 @@ from trtmodel_operator.queue import AGAIN, WorkQueue
 
 WORKERS = 32  # passes at a time: most of a pass is waiting for answers
 RESYNC = 300.0  # seconds
-AGAIN_RATE = 5.0  # models a second that are looked at again though nothing is known to have changed
+AGAIN_RATE = 3.0  # models a second that are looked at again though nothing is known to have changed
 PASS_TIMEOUT = 45.0  # seconds of one pass; less than STUCK, so that a slow API server is no reason to be restarted
 STUCK = 60.0  # seconds without any worker finishing or idling, after which the process is of no use
 ENDLESS = 120.0  # seconds of one pass, which was told to end after PASS_TIMEOUT and does not

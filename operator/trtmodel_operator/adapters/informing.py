@@ -58,6 +58,8 @@ def informer_settings() -> kopf.OperatorSettings:
     settings.persistence.progress_storage = NoProgress()
     settings.persistence.diffbase_storage = NoDifference()
     settings.watching.chunk_size = PAGE
+    # So long kopf holds an object after its last event, as it came: with five seconds, all that the first list shows.
+    settings.queueing.idle_timeout = 0.2
     settings.networking.connect_timeout = CONNECT_SECONDS
     settings.networking.request_timeout = REQUEST_SECONDS
     settings.networking.error_backoffs = ForEver()
