@@ -15,6 +15,7 @@ from typing import Any
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 BEGIN, END = "<!-- bench/operator/curve.py writes this -->", "<!-- to here -->"
+WHAT = "From few models to thousands: seconds of a start and of a reaction to a change, CPU and memory at rest"
 WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 380, 230, 52, 40, 36
 INK, LIMIT, LINE = "#444", "#c0392b", "#2464a8"
 
@@ -126,7 +127,7 @@ def main() -> None:
     page = DOCS / "scale.md"
     before, _, rest = page.read_text().partition(BEGIN)
     after = rest.partition(END)[2]
-    page.write_text(f"{before}{BEGIN}\n{table(results)}\n{END}{after}")
+    page.write_text(f"{before}{BEGIN}\n![{WHAT}](scale.svg)\n\n{table(results)}\n{END}{after}")
 
 
 if __name__ == "__main__":
