@@ -244,6 +244,18 @@ def test_what_is_left_to_a_host_to_read_makes_the_same_batch(most: int, monkeypa
         assert len(made.reads) == {1: 0, 9: 5, 200: 10}[most]
 
 
+def test_of_a_request_that_is_here_alone_only_what_is_very_large_is_left_to_a_host(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(assembly, "WORTH_BYTES", 1)
+    monkeypatch.setattr(assembly, "ALONE_BYTES", 24)
+    with arena() as shared:
+        made = batch([elsewhere(call(2, 0), InFile)], 2)  # 24 and 10 bytes
+        made.input_slot = 1
+        fill(made, shared, alone=True)
+        assert [size for *_, size in made.reads] == [24]
+
+
 def test_a_request_whose_bytes_are_gone_is_named() -> None:
     with arena() as shared:
         calls = [call(1, 0), elsewhere(call(1, 1), Gone), call(1, 2)]

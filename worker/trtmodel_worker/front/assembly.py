@@ -9,7 +9,7 @@ from trtmodel_contract.manifest import TensorSpec
 from trtmodel_worker.engines.base import DTYPES
 from trtmodel_worker.front.calls import Batch, Call, Outputs, Unreadable
 from trtmodel_worker.front.regions import SharedArena
-from trtmodel_worker.host.reading import MOST_READS, WORTH_BYTES
+from trtmodel_worker.host.reading import ALONE_BYTES, MOST_READS, WORTH_BYTES
 from trtmodel_worker.host.wire import Answer, MessageError
 
 
@@ -21,9 +21,10 @@ class CannotFill(Exception):
         self.call = call
 
 
-def fill(batch: Batch, arena: SharedArena) -> None:
+def fill(batch: Batch, arena: SharedArena, *, alone: bool = False) -> None:
     """Copy the rows of all calls, tensor by tensor; what pads the batch repeats its first row. What is large and lies
-    elsewhere is left to the host. Raises CannotFill."""
+    elsewhere is left to the host, of a request that is here `alone` only what is very large. Raises CannotFill."""
+    least = ALONE_BYTES if alone else WORTH_BYTES
     base, view = arena.layout.input_region(batch.input_slot), arena.memory.view
     for index, offset in enumerate(arena.layout.input_offsets):
         at = start = base + offset
@@ -34,7 +35,7 @@ def fill(batch: Batch, arena: SharedArena) -> None:
             end = at + len(body)
             if isinstance(body, memoryview):
                 view[at:end] = body
-            elif told and len(body) >= WORTH_BYTES:
+            elif told and len(body) >= least:
                 batch.reads.append((body, 0, at, len(body)))
             else:
                 try:

@@ -142,6 +142,11 @@ class Scheduler:
         return bool(self._lanes.free)
 
     @property
+    def is_unused(self) -> bool:
+        """All lanes are free."""
+        return len(self._lanes.free) == len(self._lanes.all)
+
+    @property
     def idle(self) -> bool:
         """Nothing waits and nothing runs."""
         return not self.waiting and not self.running
@@ -381,7 +386,7 @@ class Scheduler:
         batch.suspect = suspect
         batch.input_slot = slot
         try:
-            fill(batch, self._arena)
+            fill(batch, self._arena, alone=len(calls) == 1 and place.is_unused)
         except CannotFill as e:
             self._arena.give_input(slot)
             e.call.fail(Failed(400, str(e)))
@@ -415,7 +420,7 @@ class Scheduler:
         layout = self._arena.layout
         attempt = Attempt(batch, batch.calls[0].mirror or self._counters(), next_generation(), slot)
         output = layout.output_region(slot)
-        soon = self._spin.sent(lone=len(batch.calls) == 1 and len(self._lanes.free) == len(self._lanes.all))
+        soon = self._spin.sent(lone=len(batch.calls) == 1 and self.is_unused)
         reads = batch.reads
         message = run_message(
             attempt.generation, output, layout.output_bytes, batch.places, batch.shapes, soon, bool(reads)

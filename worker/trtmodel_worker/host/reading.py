@@ -17,6 +17,8 @@ from trtmodel_worker.host.wire import MAX_MESSAGE_BYTES, MessageError, parse_rea
 
 WORTH_BYTES = 64 << 10
 """From here on a read is left to the host: smaller ones take no longer than to tell of them."""
+ALONE_BYTES = 1 << 20
+"""The same while nobody else wants anything of the front's loop: then telling only takes time."""
 MOST_READS = 200
 """Of a batch: as many descriptors fit into one message (253, Linux)."""
 _PART_BYTES = 2 << 20  # that much takes a thread some 400 us (5 GB/s was seen), several times what waking another takes
