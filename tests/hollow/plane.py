@@ -2,7 +2,7 @@
 
 No controllers, no scheduler, no kubelet: what they would do, `hollow` does or leaves out. Nothing is shared with the
 local cluster, so both may run at once. Users: `operator`, who is nobody special to the API server's priority and
-fairness, and `hollow`, who is exempt from it. Everybody may do everything: rights are tested on the local cluster.
+fairness, and `hollow`, who is exempt from it. Everybody may do everything, unless `authorization` is RBAC.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def free_port() -> int:
 class ControlPlane:
     """Use as a context manager. The API server may be killed and started again in between, with other `options`."""
 
-    def __init__(self, folder: Path, *options: str) -> None:
-        self.options = options
+    def __init__(self, folder: Path, *options: str, authorization: str = "AlwaysAllow") -> None:
+        self.options, self._authorization = options, authorization
         self._folder, self._programs = folder, binaries.build(settings.from_environment(), ("kubernetes",))
         self._etcd = f"http://127.0.0.1:{free_port()}"
         self.port = free_port()
@@ -86,7 +86,7 @@ class ControlPlane:
             "kube-apiserver",
             "--etcd-servers", self._etcd, "--bind-address", "127.0.0.1", "--advertise-address", "127.0.0.1",
             "--secure-port", str(self.port), "--cert-dir", str(folder / "certificates"),
-            "--token-auth-file", str(folder / "tokens.csv"), "--authorization-mode", "AlwaysAllow",
+            "--token-auth-file", str(folder / "tokens.csv"), "--authorization-mode", self._authorization,
             "--service-account-issuer", "https://kubernetes.default.svc",
             "--service-account-key-file", str(folder / "sa.key"),
             "--service-account-signing-key-file", str(folder / "sa.key"),

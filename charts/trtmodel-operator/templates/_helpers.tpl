@@ -115,7 +115,7 @@ none. Each verb is a call in operator/trtmodel_operator/adapters; a test compare
 - apiGroups: [trtmodel.io]
   resources: [trtmodels]
   verbs:
-  - get  # the start of each pass
+  - get  # a pass over a model that is not among those that are kept: it went, or came just now
   - list  # the resync, and the informer's start
   - watch  # the informer
   {{- if .Values.rbac.deleteArtifacts }}
