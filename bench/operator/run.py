@@ -68,7 +68,10 @@ class Bench:
         before, began = self._cpu(), time.monotonic()
         await getattr(self, f"_{name}")()
         took, spent = time.monotonic() - began, self._cpu()
-        parts = [f"{part} {spent[part] - before.get(part, 0.0):.1f}" for part in spent]
+        # What began anew in between counts from there.
+        parts = [
+            f"{part} {now - (was if (was := before.get(part, 0.0)) <= now else 0.0):.1f}" for part, now in spent.items()
+        ]
         self._add(name, f"CPU seconds, of {took:.0f} s", ", ".join(parts))
         for row in self.rows:
             if row[0] == name:
@@ -87,7 +90,7 @@ class Bench:
         return spent | {"bench": time.process_time()}
 
     def _leader(self) -> OperatorProcess:
-        if self.operator is None:
+        if self.operator is None or self.operator.process.poll() is not None:
             self.operator = self.stand.start_operator()
             self.operator.until(self.operator.leads)
         return self.operator
@@ -112,7 +115,7 @@ class Bench:
         began, n = time.monotonic(), self.stand.count
         self.operator = operator = self.stand.start_operator()
         await self._until(lambda: passes(operator) >= n, operator)
-        await self._until(lambda: serving(operator) >= n, operator, 1.0)
+        await self._until(lambda: serving(operator) >= n, operator, 2.0)
         took = time.monotonic() - began
         self._add("start", "start -> all reconciled", f"{took:.1f} s", seconds=took)
         self._add("start", "writes to the API, leases left out", f"{self._writes(operator):.0f}")
@@ -140,6 +143,9 @@ class Bench:
         began = time.monotonic()
         self.stand.plane.start_server()
         self._add("relist", "the API server was away", f"{time.monotonic() - began:.1f} s")
+        if operator.process.poll() is not None:  # as a kubelet would
+            operator = self._leader()
+            self._add("relist", "the lease ran out meanwhile", "another process goes on")
         await self._wave("relist", 10)
         self._memory("relist", operator)
 
@@ -181,7 +187,9 @@ class Bench:
 
     def _reactions(self, scenario: str, keys: Collection[Key], since: float) -> None:
         found = self.stand.audit.reactions(since)
-        waits = sorted(found[key] for key in keys)
+        waits = sorted(found[key] for key in keys if key in found)
+        if len(waits) < len(keys):
+            self._add(scenario, "without a reaction", str(len(keys) - len(waits)))
         p50, p95 = waits[len(waits) // 2], waits[int(len(waits) * 0.95)]
         text = f"{p50:.2f}, {p95:.2f}, {waits[-1]:.2f} s"
         self._add(scenario, "write -> first action: p50, p95, most", text, p50=p50, p95=p95)
@@ -254,10 +262,12 @@ async def measure(folder: Path, given: argparse.Namespace, then: Callable[[Rows,
     seeded = "cold" not in given.only
     async with Stand(folder, given.models, given.workers, environment, seeded=seeded) as stand:
         bench = Bench(stand, given.idle)
-        for name in SCENARIOS:
-            if name in given.only:
-                await bench.run(name)
-        await then(bench.rows, bench.figures)
+        try:
+            for name in SCENARIOS:
+                if name in given.only:
+                    await bench.run(name)
+        finally:
+            await then(bench.rows, bench.figures)
 
 
 def main() -> None:

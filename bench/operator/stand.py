@@ -119,6 +119,8 @@ class Stand:
             if self._seeded:
                 await self._seed()
             self._start_hollow(stack)
+            while "workers go on" not in (self.folder / "hollow.log").read_text():  # noqa: ASYNC110
+                await asyncio.sleep(0.2)
             self.kube = Kube(self.plane.kubeconfig("hollow"))
             await self.kube.__aenter__()
             self._stack = stack.pop_all()

@@ -55,7 +55,7 @@ class Controllers:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        """Until it is cancelled. Workers of pods that are there go on."""
+        """Until it is cancelled."""
         await self._adopt_pods()
         await asyncio.gather(
             self._follow("/apis/batch/v1/jobs", self._job),
@@ -64,6 +64,7 @@ class Controllers:
         )
 
     async def _adopt_pods(self) -> None:
+        """Workers of pods that are there go on, from their pointers."""
         pods, _ = await self._kube.list_all("/api/v1/pods", f"{LABEL_ROLE}=worker")
         for pod in pods:
             meta, variables = pod["metadata"], pod["spec"]["containers"][0]["env"]
@@ -73,6 +74,9 @@ class Controllers:
             self._pods.setdefault(workload, []).append(worker)
             self._of.setdefault(uid, []).append(worker)
             await self._fleet.add(pod["status"]["podIP"], worker)
+        for config_map in (await self._kube.list_all("/api/v1/configmaps", LABEL_MODEL))[0]:
+            await self._config_map(config_map)
+        log.info("%d workers go on", len(pods))
         taken = max((_number(pod["status"]["podIP"]) for pod in pods), default=0)
         self._numbers = itertools.count(max(taken + 1, next(self._numbers)))
 
