@@ -61,6 +61,9 @@ class Hosts:
     def make_way(self) -> None:
         """Nobody must."""
 
+    def run_freely(self, host: Host) -> None:
+        """It does."""
+
     async def start(self, *arguments: Any) -> Host:
         *_, duty, _auto, _spin = arguments
         self.duties.append(duty)

@@ -6,8 +6,10 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+import pytest
 from jumping_clock import simulate
-from simulated import PretendedEngine, World, world
+from simulated import PretendedEngine, Request, World, world
+from trtmodel_worker.front.windows import Counters
 
 LIMIT = 1.0  # seconds of a request
 RUN = 0.01
@@ -78,5 +80,21 @@ def test_a_short_queue_is_run_however_slow_the_lane_is() -> None:
         await w.settle()
         assert sum(1 for r in w.requests[before:] if r.answers) == 3
         assert engine.stats.refused == 0
+
+    run(story)
+
+
+def test_what_an_engine_rehearses_says_nothing_of_how_long_its_runs_take() -> None:
+    async def story(w: World, engine: PretendedEngine) -> None:
+        engine.seconds = (0.5, 0.5)  # beside traffic it makes way
+        rehearsed = Request(16, 1, 3, 60.0)
+        rehearsed.call.mirror, rehearsed.call.rehearsed = Counters(), True
+        w.requests.append(rehearsed)
+        engine.scheduler.submit(rehearsed.call)
+        await w.settle()
+        engine.seconds = (RUN, RUN)
+        w.send(engine)
+        await w.settle()
+        assert engine.scheduler._outcomes.pace == pytest.approx(RUN, rel=0.01)
 
     run(story)

@@ -143,16 +143,18 @@ class Engine:
                 auto = False
         finally:
             payload.close()
-        failed = [e for e in done if isinstance(e, BaseException)]
-        if failed:
-            raise failed[0]
-        self._ticker = asyncio.create_task(self._tick(), name=f"tick {self.revision}")
-        self._keepers = [
-            asyncio.create_task(self._keep(host), name=f"keep {self.revision}")
-            for host in done
-            if isinstance(host, EngineHost)
-        ]
-        await rehearse(self, self.lanes * self._settings.hosts, self._settings.hang_seconds)
+        started = [host for host in done if isinstance(host, EngineHost)]
+        try:
+            failed = [e for e in done if isinstance(e, BaseException)]
+            if failed:
+                raise failed[0]
+            self._ticker = asyncio.create_task(self._tick(), name=f"tick {self.revision}")
+            self._keepers = [asyncio.create_task(self._keep(host), name=f"keep {self.revision}") for host in started]
+            # Beside traffic it makes way while it rehearses, too; for so long that no lane seems to hang.
+            await rehearse(self, self.lanes * self._settings.hosts, self._settings.hang_seconds / 2)
+        finally:
+            for host in started:
+                self._hosts.run_freely(host)
 
     async def close(self, drain_seconds: float) -> None:
         """Free everything, after the last request."""
@@ -166,6 +168,7 @@ class Engine:
         self.scheduler.elsewhere = lambda: None
         for host in self._living:
             self.scheduler.suspend(host)
+            self._hosts.run_freely(host)
         await asyncio.gather(*(host.end() for host in self._living))
         for host in self._living:
             self.scheduler.remove(host, count_death=False, guilty=False)
@@ -232,9 +235,11 @@ class Engine:
         awaited = self.scheduler.suspects_wait or (other is not None and other.suspects_wait)
         paced = (self.alive or other is not None) and not awaited
         try:
-            return await self._start_host(payload, PACED_DUTY if paced else 1.0)
+            host = await self._start_host(payload, PACED_DUTY if paced else 1.0)
         finally:
             payload.close()
+        self._hosts.run_freely(host)
+        return host
 
     def _elsewhere(self) -> Scheduler | None:
         """The scheduler that may run this engine's batches: its rows must lie in the same arena."""

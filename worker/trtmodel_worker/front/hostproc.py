@@ -83,7 +83,7 @@ class Hosts:
     def __init__(self, runtime: str, crowd: Callable[[], Crowd] = lambda: Crowd.NONE) -> None:
         self._runtime = runtime
         self._crowd = crowd
-        self._pulses: set[Pulse] = set()
+        self._pulses: dict[EngineHost, Pulse] = {}
         self._has_device = True
         # The front's slices are not for who prepares.
         self._parent = ThreadPoolExecutor(1, "host-parent", ask_for_slices, (0.0,))
@@ -91,7 +91,7 @@ class Hosts:
     def make_way(self) -> None:
         """A request was given to a lane: what is prepared meanwhile makes way if it must."""
         if self._pulses and self._crowd():
-            for pulse in self._pulses:
+            for pulse in self._pulses.values():
                 pulse.make_way()
 
     async def describe(self) -> Machine:
@@ -170,24 +170,31 @@ class Hosts:
             if config_fd >= 0:
                 os.close(config_fd)
         host = EngineHost(process, control[0], control[1:])
-        pulse = Pulse(host.signal, self._crowd) if pulsed else None
-        if pulse is not None:
-            self._pulses.add(pulse)
+        if pulsed:
+            self._pulses[host] = Pulse(host.signal, self._crowd)
         try:
             host.ready = await asyncio.wait_for(host.answer(), timeout)
         except asyncio.TimeoutError as e:
-            await host.end(0.0)
+            await self._give_up(host)
             text = f"it was not ready within {timeout:g} s (TRTMODEL_PREPARE_SECONDS)"
             raise HostFailed("PrepareTimeout", text, refused=False) from e
         except BaseException:
-            await asyncio.shield(host.end(0.0))
+            await asyncio.shield(self._give_up(host))
             raise
-        finally:
-            if pulse is not None:
-                self._pulses.remove(pulse)
-                pulse.end()
         host.keep(host.ready.lanes)
         return host
+
+    def run_freely(self, host: EngineHost) -> None:
+        """It is about to serve: it need not make way any more."""
+        pulse = self._pulses.pop(host, None)
+        if pulse is not None:
+            pulse.end()
+
+    async def _give_up(self, host: EngineHost) -> None:
+        try:
+            await host.end(0.0)
+        finally:
+            self.run_freely(host)
 
     async def _spawn(self, config_fd: int, inherited: Sequence[int]) -> subprocess.Popen[bytes]:
         """Not left half-way: descriptors must stay open until the process has them, and nobody may forget it."""

@@ -74,11 +74,11 @@ class Outcomes:
             return
         if not attempt.abandoned:
             attempt.counters.count_ok(batch.bucket, seconds, attempt.uncounted)
-        if engine is self._engine:
+        if engine is self._engine and not batch.calls[0].rehearsed:  # beside traffic those take as long as they must
             self._overdue.observe(batch.bucket, seconds)
             lane_seconds = time.monotonic() - attempt.started
-            self.run_seconds += _NEWEST * (lane_seconds - self.run_seconds)
-            self.pace += _NEWEST * (lane_seconds / len(batch.calls) - self.pace)
+            self.run_seconds = _mean(self.run_seconds, lane_seconds)
+            self.pace = _mean(self.pace, lane_seconds / len(batch.calls))
         if not batch.answered:
             batch.answered = True
             self._stats.hedge_wins += attempt.is_hedge
@@ -189,6 +189,10 @@ class Outcomes:
         for call in again:
             call.alone = True
         self._again(again)
+
+
+def _mean(so_far: float, newest: float) -> float:
+    return so_far + _NEWEST * (newest - so_far) if so_far else newest
 
 
 def _answer(call: Call, outputs: Outputs, engine: Engine) -> None:
