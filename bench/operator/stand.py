@@ -44,7 +44,7 @@ class Usage:
 def usage(pid: int) -> Usage:
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
-    resident, peak = (int(status[name].split()[0]) / 1024 for name in ("VmRSS", "VmHWM"))
+    resident, peak = (int(status.get(name, "0").split()[0]) / 1024 for name in ("VmRSS", "VmHWM"))  # none if it ended
     return Usage((int(fields[11]) + int(fields[12])) / TICKS, resident, peak)
 
 

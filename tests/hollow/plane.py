@@ -114,13 +114,17 @@ class ControlPlane:
         """And the namespaces."""
         self.kubectl("apply", "--server-side", "-f", str(CRD))
         deadline = time.monotonic() + READY_SECONDS
-        established = "jsonpath={.status.conditions[?(@.type=='Established')].status}"
-        while self.kubectl("get", "crd/trtmodels.trtmodel.io", "-o", established) != "True":
+        while not self._established():
             if time.monotonic() > deadline:
                 raise RuntimeError("the API server does not serve TRTModels")
             time.sleep(0.1)
         for namespace in namespaces:
             self.kubectl("create", "namespace", namespace)
+
+    def _established(self) -> bool:
+        crd = json.loads(self.kubectl("get", "crd/trtmodels.trtmodel.io", "-o", "json"))
+        conditions = {c["type"]: c["status"] for c in crd["status"].get("conditions") or ()}
+        return conditions.get("Established") == "True"
 
     def _write_identities(self) -> None:
         tokens = [f"{user}-token,{user},{user},{group}" for user, group in USERS.items()]
