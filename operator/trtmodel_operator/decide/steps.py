@@ -12,6 +12,7 @@ from trtmodel_operator.decide import fleet, platforms
 from trtmodel_operator.decide.builds import renewal
 from trtmodel_operator.decide.members import (
     PROMOTION,
+    answers,
     awaited,
     budget_is_spent,
     holders,
@@ -127,7 +128,8 @@ def _come(turn: Turn, name: str, members: list[ObservedWorker]) -> Outcome:
     """Workers of a platform on trial come, one after the other."""
     platforms.make_room(turn)
     reason, why = platforms.preparing(turn)
-    what = f"workers of platform {name} come: {len(members)} are there{why}"
+    serving = sum(answers(turn.seen, turn.memory, w) for w in members)
+    what = f"workers of platform {name} come: {serving} of {len(members)} serve{why}"
     stage = Stage.PREPARING
     if turn.memory.waited >= turn.spec.rollout.progress_deadline:
         stage, reason = Stage.STALLED, reason or reasons.DEADLINE
@@ -283,7 +285,7 @@ def _summary(turn: Turn, members: list[ObservedWorker]) -> str:
     if trial(turn.memory) is not None:
         n = facts.desired(turn.seen)
         at = f"step {step.index + 1}/{len(steps)}" if step.index < len(steps) else "replacing all"
-        where = f"{at} {len(members)} of {n} workers are new"
+        where = f"{at} {sum(answers(turn.seen, turn.memory, w) for w in members)} of {n} workers are new"
         return f"{where}, {step.figures}" if step.figures else where
     n = len(facts.present(turn.seen))
     where = f"step {step.index + 1}/{len(steps)} {len(members)} of {n} workers"

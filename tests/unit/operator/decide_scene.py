@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -279,8 +280,10 @@ def _apply_workload(seen: Scene, action: ApplyWorkload) -> Scene:
     pointer = next((p for p in seen.pointers if p.name == action.name), None)
     first = all(w.name == action.name for w in seen.workloads if w.target == target)
     prefix = ("w" if target == "default" else f"{target}-") if first else f"{target[0]}{workload.platform[:4]}-"
+    taken = {w.uid for w in seen.workers}
+    free = (name for i in itertools.count() if (name := f"{prefix}{i}") not in taken)
     while pointer is not None and len(workers) < action.replicas:
-        workers.append(booted(f"{prefix}{len(workers)}", pointer, target, workload.platform))
+        workers.append(booted(next(free), pointer, target, workload.platform))
     return replace(
         seen,
         workloads=(*(w for w in seen.workloads if w.name != action.name), workload),
