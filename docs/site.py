@@ -66,7 +66,7 @@ def decisions() -> str:
     ]
     for file in sorted((ROOT / DOCS / "decisions").glob("[0-9]*.md")):
         title, _, rest = file.read_text(encoding="utf-8").partition("\n")
-        date = rest.partition("Date: ")[2].partition("\n")[0]
+        date = rest.partition("Date: ")[2][:10]
         lines.append(f"| [{title.removeprefix('# ')}]({file.name}) | {date} |")
     return "\n".join(lines) + "\n"
 
