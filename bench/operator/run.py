@@ -45,6 +45,7 @@ from stand import (
 RESULTS = ROOT / "bench" / "results"
 CHANGES, STORM = 100, 1000
 KILL_AFTER = 0.3  # of the changes of a storm are promoted when the leader is killed
+LEASE_SECONDS = 12.0  # after which a leader that could not renew its lease has ended
 MOST_SECONDS, SETTLE_SECONDS = 3600.0, 900.0
 COLUMNS = ("scenario", "what", "figure")
 
@@ -143,6 +144,7 @@ class Bench:
         began = time.monotonic()
         self.stand.plane.start_server()
         self._add("relist", "the API server was away", f"{time.monotonic() - began:.1f} s")
+        await asyncio.sleep(LEASE_SECONDS)
         if operator.process.poll() is not None:  # as a kubelet would
             operator = self._leader()
             self._add("relist", "the lease ran out meanwhile", "another process goes on")
