@@ -14,6 +14,7 @@ from typing import Protocol
 
 from trtmodel_contract.codec import loads, sha256_hex
 from trtmodel_contract.control import (
+    NOT_RESIDENT,
     AttemptCounts,
     BootPointer,
     DesiredEngine,
@@ -39,6 +40,7 @@ from trtmodel_worker.front.fence import Held, Ruling, judge_request, pointer_cou
 KEY: Key = ("ml", "magika")
 UID = "6b1e"
 LOAD_SECONDS, START_SECONDS, GRACE_SECONDS = 3.0, 4.0, 6.0
+NEVER = float("inf")  # when an engine is ready that is listed and not in memory
 WINDOWS_KEPT = 4
 UNSCHEDULABLE = {
     "type": "PodScheduled",
@@ -93,6 +95,7 @@ class Surroundings(Protocol):
     time: float
     by_digest: dict[str, Source]
     storage_down: bool
+    narrow: bool  # the memory of a worker holds one engine
     traffic: int  # requests a second, at every worker that serves
 
 
@@ -163,7 +166,7 @@ class Worker:
         return at is not None and world.time >= at
 
     def serves(self, world: Surroundings) -> bool:
-        return self.started(world.time) and bool(self.routes.stable) and self.ready(world, self.routes.stable)
+        return self.started(world.time) and self.ready(world, self.routes.stable or self.routes.candidate)
 
     def boot(self, world: Surroundings, pointer: BootPointer | None) -> None:
         """At its start, and whenever the pointer changes."""
@@ -201,7 +204,7 @@ class Worker:
     def _want(self, world: Surroundings, desired: DesiredModel) -> None:
         self.desired, self.asked = desired, hash(repr(desired))
         self.version += 1
-        due = None if world.storage_down else world.time + LOAD_SECONDS
+        due = NEVER if world.narrow else None if world.storage_down else world.time + LOAD_SECONDS
         self.engines = dict(self.engines) | {
             e.artifact.manifest_digest: (
                 e.artifact.revision,
@@ -221,6 +224,9 @@ class Worker:
         """Routes by what is ready and wanted; lets go of what is neither listed nor routed."""
         if self.desired is None:
             return
+        if world.narrow:
+            self._change(world, self.desired)
+            return
         if not world.storage_down and any(at is None for _, _, at in self.engines.values()):
             due = world.time + LOAD_SECONDS
             self.failed = frozenset(d for d, (_, _, at) in self.engines.items() if at is None)
@@ -239,6 +245,30 @@ class Worker:
         for digest in {self.routes.candidate} & self.engines.keys():
             if world.by_digest[digest].dies:
                 self.deaths = {**self.deaths, digest: 1}
+
+    def _change(self, world: Surroundings, desired: DesiredModel) -> None:
+        """Where memory holds one engine: the candidate alone, or stable. To change it is to leave service, which must
+        be permitted; what cannot be fetched is not left for."""
+        candidate = next((e.artifact.manifest_digest for e in desired.engines if e.role is Role.CANDIDATE), "")
+        held = next((d for d, (_, _, at) in self.engines.items() if at not in (None, NEVER)), "")
+        in_time = world.time < self.candidate_until and (not candidate or world.by_digest[candidate].loads)
+        wanted = candidate if candidate and (candidate == held or in_time) else desired.routes.stable
+        self.failed = frozenset()
+        if held != wanted and not world.storage_down:
+            if held and self.ready(world, held) and not desired.may_drain:
+                self.failed = frozenset({wanted})
+            else:
+                held = wanted
+                times = dict.fromkeys(self.engines, NEVER) | {held: world.time + LOAD_SECONDS}
+                self.engines = {d: (r, role, times[d]) for d, (r, role, _) in self.engines.items()}
+        if not self.ready(world, held):
+            self.routes = Routes("")
+        elif held == candidate:
+            self.routes = Routes("", held, 100)
+        else:
+            self.routes = Routes(held)
+        listed = {e.artifact.manifest_digest for e in desired.engines} | {held}
+        self.engines = {d: e for d, e in self.engines.items() if d in listed}
 
     def serve(self, world: Surroundings, seconds: float) -> None:
         n = round(world.traffic * seconds)
@@ -295,6 +325,10 @@ class Worker:
                 state = EngineState.READY
             elif not world.by_digest[digest].loads:
                 state = EngineState.FAILED
+            elif world.narrow and digest in self.failed:
+                state, reason = EngineState.FAILED, "NoMemory"
+            elif at == NEVER:
+                state, reason = EngineState.FETCHING, NOT_RESIDENT
             elif at is None or digest in self.failed:
                 state, reason = EngineState.FAILED, Reason.STORAGE_UNAVAILABLE.value
             engines.append(EngineReport(name, digest, role, state, reason=reason, deaths=self.deaths.get(digest, 0)))
@@ -309,7 +343,7 @@ class Worker:
             pod_uid=self.uid,
             load_key=load_key(self.target, self.node, self.image),
             driver="",
-            state=WorkerState.SERVING if self.routes.stable else WorkerState.NO_ENGINE,
+            state=WorkerState.SERVING if self.routes.stable or self.routes.candidate else WorkerState.NO_ENGINE,
             message="",
             fence=self.held.fence if self.held else Fence(UID, 0),
             pointer_sequence=self.pointer_sequence,

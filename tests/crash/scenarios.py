@@ -43,6 +43,7 @@ from acts import (
     waited,
 )
 from machines import KEY, WINDOWS_KEPT
+from memory_scenarios import MEMORY
 from platform_scenarios import PLATFORMS
 from trtmodel_operator.ports import ClusterError, Conflict
 from trtmodel_operator.queue import BACKOFF_FIRST, BACKOFF_MOST
@@ -332,7 +333,7 @@ OTHER_SPECS: dict[str, tuple[dict[str, Any], Script]] = {
     # Its figures went with it: nothing is left to compare the candidate with, and what is not proved is not promoted.
     "fleet of one, worker lost": (_ALONE, ((_UP, applies(B)), (in_step(0), kills(True)))),
 }
-OTHER_SPECS |= PLATFORMS
+OTHER_SPECS |= PLATFORMS | MEMORY
 ALL = [*SCENARIOS, *OTHER_SPECS]
 
 

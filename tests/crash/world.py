@@ -74,6 +74,7 @@ class World:
         self.room: int | None = None  # for how many workers; None: for all
         self.default_image = "worker:1"  # of the operator
         self.promised = 0  # as many workers at least serve at each moment from now on
+        self.narrow = False  # the memory of a worker holds one engine
         self.confirms: bool | None = True  # what webhooks answer, to those questions that were asked; None: nothing
         self.gives: float | None = 1.0  # what Prometheus answers; None: it is down
         self.asked: tuple[tuple[str, bool], ...] = ()  # keys, and whether Prometheus is asked
@@ -118,7 +119,7 @@ class World:
             frozenset(self.bucket),
             tuple(self.sources.values()),
             (self.storage_down, self.image_missing, self.no_node, self.out_of_memory, self.traffic, self.node),
-            (self.confirms, self.gives, self.asked, self.room, self.default_image, self.promised),
+            (self.confirms, self.gives, self.asked, self.room, self.default_image, self.promised, self.narrow),
             self._pods_made,
             frozenset(self.jobs_created),
             frozenset(self.jobs_deleted),
@@ -295,7 +296,9 @@ class World:
             if candidate is not None and step is not None and not step["back"]:
                 steps, trial = spec["rollout"]["steps"], (target, candidate["revision"])
                 reached = steps[min(step["index"], len(steps) - 1)]
-                self.caps[trial] = max(self.caps.get(trial, 0), _share(reached["workers"], len(mine)))
+                all_ = self.narrow and step["index"] >= len(steps)  # who holds it alone answers with it
+                cap = len(mine) if all_ else _share(reached["workers"], len(mine))
+                self.caps[trial] = max(self.caps.get(trial, 0), cap)
                 self.weights[trial] = max(self.weights.get(trial, 0), reached.get("weight", 100))
             answering = Counter(w.engines[w.routes.candidate][0] for w in mine if w.routes.candidate)
             for revision_, on in answering.items():

@@ -192,13 +192,16 @@ def may_drain(seen: Observed, memory: Memory, trying: Collection[str]) -> set[st
     """Uids of the workers that may leave service to change engines, should memory hold only one: somebody ready is left
     that need not. `trying`: those that are told to hold the candidate (see `in_turn`). Whoever is not among them goes
     back to stable at once, since what is taken back must not go on answering; the last ones when the first serve stable
-    again.
+    again. Where the trial only goes on with fewer, they go one after the other.
 
     As long as a worker changes, its answer stays: a permission that goes while it is at work would stop it."""
     if seen.spec is None or seen.spec.rollout.memory_policy == MEMORY_AVAILABILITY:
         return set()
     workers, serving = facts.present(seen), memory.stable or memory.candidate
     back = [w for w in workers if w.uid not in trying and _answers_otherwise(seen, w, facts.digest_for(w, serving))]
+    if memory.candidate is not None and memory.stable is not None:
+        leaving = [w for w in back if not w.ready]
+        back = leaving or ([] if budget_is_spent(seen) else back[:1])
     changing = {w.uid for w in back} | set(trying)
     if any(w.ready and (w.uid not in changing or _routes_to(seen, w, memory.candidate)) for w in workers):
         return changing if len(workers) > 1 else set()
