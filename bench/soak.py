@@ -197,7 +197,10 @@ class Soak:
 def settled(server: OurServer) -> Held:
     """When one host is there again, that is, the one before it was reaped."""
     deadline = time.monotonic() + SETTLE_SECONDS
-    while len(hosts(server.pids())) != 1 and time.monotonic() < deadline:
+    while time.monotonic() < deadline:
+        pids = server.pids()
+        if len(hosts(pids)) == 1 and all(map(command_line, pids)):  # who has ended and was not reaped has none
+            break
         time.sleep(0.1)
     return held(server.pids())
 
