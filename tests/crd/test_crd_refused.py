@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from crd_api import Api, refusal_of
-from crd_manifests import ABSENT, BASE, Case, manifest
+from crd_manifests import ABSENT, Case, manifest
 
 pytestmark = pytest.mark.e2e
 
@@ -297,6 +297,8 @@ def test_everything_else_can_be_changed(api: Api) -> None:
                 "engine": {"precision": "INT8", "calibration": S3},
                 "serving": {
                     "replicas": 3,
+                    "image": "worker:2",
+                    "pod": {"labels": {"a": "c"}},
                     "hosts": 2,
                     "contexts": "Auto",
                     "requestTimeout": "1s",
@@ -309,4 +311,4 @@ def test_everything_else_can_be_changed(api: Api) -> None:
         },
     )
     assert changed["metadata"]["generation"] == 2
-    assert changed["spec"]["serving"]["pod"] == BASE["spec"].get("pod", {"labels": {"a": "b"}})
+    assert changed["spec"]["serving"]["pod"] == {"labels": {"a": "c"}}
