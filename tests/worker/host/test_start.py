@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import socket
 import subprocess
 from pathlib import Path
 
 import pytest
 from trtmodel_worker.front.artifacts import Artifacts
-from trtmodel_worker.front.hostproc import HostFailed, Hosts, is_killed
+from trtmodel_worker.front.hostproc import EngineHost, HostFailed, Hosts, is_killed
 from trtmodel_worker.front.regions import Arenas
 from worker_harness import PLUGIN, REVISION_1, Bucket, eventually
 
@@ -91,3 +92,28 @@ def test_a_process_that_was_killed_is_known_before_it_is_reaped(end: str, killed
         eventually(lambda: Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z", "ended")
         assert is_killed(process.pid) == killed
     assert not is_killed(process.pid)
+
+
+@pytest.mark.parametrize(("end", "killed"), [("kill -9 $$", True), ("kill -11 $$", False), ("exec cat", False)])
+def test_a_host_that_was_killed_is_given_up_though_its_lanes_are_open(end: str, killed: bool) -> None:
+    process = subprocess.Popen(["sh", "-c", f"read line; {end}"], stdin=subprocess.PIPE)
+
+    async def run() -> None:
+        pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(2)]  # open until the end
+        host, dying = EngineHost(process, pairs[0][0], [pairs[1][0]]), list[EngineHost]()
+        host.on_dying = dying.append
+        assert not host.is_lingering()
+        assert process.stdin is not None
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+        if end.startswith("kill"):
+            stat = Path(f"/proc/{process.pid}/stat")
+            eventually(lambda: stat.read_text().rpartition(")")[2].split()[0] == "Z", "ended")
+        assert (host.is_lingering(), host.innocent, dying) == (killed, killed, [host] if killed else [])
+        assert not host.is_lingering(), "it is told once"
+        process.stdin.close()
+        await asyncio.wait_for(host.exited, 30)
+        for _, theirs in pairs:
+            theirs.close()
+
+    asyncio.run(run())

@@ -99,7 +99,7 @@ class PretendedHost:
         self.why = ""
         self.guilty = True
         self.innocent = False
-        self.dead = False
+        self.dead = self.killed = False  # killed: by somebody, while its sockets are still open
         self.stopped: list[Callable[[], None]] | None = None
         self.ends: dict[LanePort, socket.socket] = {}
         self.writing: dict[LanePort, int] = {}  # where a batch writes whose answer was not sent
@@ -127,6 +127,13 @@ class PretendedHost:
 
     def hung_up(self, why: str) -> None:
         self.kill(why)
+
+    def is_lingering(self) -> bool:
+        if not self.killed or self.why:
+            return False
+        self.guilty, self.innocent = False, True
+        self.kill("somebody killed it")
+        return True
 
     # -- as the world does it
 

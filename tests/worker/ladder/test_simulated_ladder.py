@@ -364,6 +364,25 @@ def test_while_the_only_host_is_stopped_nobody_waits_for_it_if_another_engine_ma
     run(story)
 
 
+def test_what_a_killed_host_ran_does_not_wait_until_its_sockets_are_closed() -> None:
+    async def story(w: World) -> None:
+        engine = w.engine(hosts=2, lanes=1)
+        for _ in range(60):
+            w.send(engine)
+            await asyncio.sleep(0.01)
+        engine.scheduler.overdue.after = lambda _: 5.0
+        host = engine.scheduler._lanes.free[-1].host
+        host.stop()
+        request = w.send(engine)
+        await asyncio.sleep(0.0)
+        host.killed = True
+        await w.settle()
+        assert [len(request.answers), len(request.failures)] == [1, 0]
+        assert request.ended_at - request.call.since < min(1.0, DEATH_SECONDS)
+
+    run(story)
+
+
 def test_all_that_a_stopped_host_has_is_run_elsewhere_at_once() -> None:
     async def story(w: World) -> None:
         standby = w.engine("standby", 3.0, lanes=2)

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from trtmodel_worker.front.hedging import Hedges
     from trtmodel_worker.front.outcomes import Outcomes
 
+FIRST_LOOK_SECONDS = 0.002
+"""After so long, and twice, four times ..., is looked whether somebody has killed the host of an attempt."""
+
 Shape = tuple[int, ...]
 Outputs = list[tuple[Shape, memoryview]]
 """Shape and bytes of each output, in the manifest's order. The bytes are valid only during the call."""
@@ -197,11 +200,11 @@ class Batch:
 
 
 class Attempt:
-    """One run of a batch. `uncounted`: requests of it that were not counted as abandoned yet. `abandoned`: nobody waits
-    for it any more, whatever comes of it."""
+    """One run of a batch. `look`: seconds after which its host is looked at next. `uncounted`: requests of it that were
+    not counted as abandoned yet. `abandoned`: nobody waits for it any more, whatever comes of it."""
 
     __slots__ = (
-        "abandoned", "batch", "counters", "generation", "is_hedge", "output_slot", "started", "uncounted",
+        "abandoned", "batch", "counters", "generation", "is_hedge", "look", "output_slot", "started", "uncounted",
     )  # fmt: skip
 
     def __init__(self, batch: Batch, counters: Counters, generation: int, output_slot: int) -> None:
@@ -212,6 +215,7 @@ class Attempt:
         self.is_hedge = bool(batch.attempts)
         self.generation = generation
         self.output_slot = output_slot
+        self.look = FIRST_LOOK_SECONDS
         self.started = time.monotonic()
 
     def abandon(self) -> None:

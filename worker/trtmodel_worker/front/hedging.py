@@ -10,13 +10,14 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from trtmodel_worker.front.calls import Batch
+from trtmodel_worker.front.calls import FIRST_LOOK_SECONDS, Batch
 from trtmodel_worker.front.ladder import Overdue
 from trtmodel_worker.front.lanes import Host, LanePort, Lanes
 from trtmodel_worker.front.stats import RevisionStats
 
 _LANES_PER_HEDGE = 4  # one hedge at a time for so many lanes, at least one: a slow engine must not get double load
 _AGAIN_SECONDS = 0.002  # after one that was due and could not be
+_LEAST_SECONDS = 0.0001  # a timer that comes a rounding error too early must not come again at once
 _REAPED_SECONDS = 0.005  # a process without a device is reaped sooner, and its requests run again then
 
 
@@ -39,31 +40,39 @@ class Hedges:
         self._start = start
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.Handle | None = None
+        self._due = 0.0
         self._running = 0
 
     def watch(self, batch: Batch) -> None:
         """`batch` has just been sent to a lane."""
-        if self._timer is None:
-            self._timer = self._loop.call_later(self._overdue.after(batch.bucket), self._look)
+        self._come(min(FIRST_LOOK_SECONDS, self._overdue.after(batch.bucket)))
 
     def suspend(self, host: Host) -> None:
         """`host` is about to end."""
         self._lanes.suspend(host)
         if host.innocent:
-            if self._timer is not None:
-                self._timer.cancel()
-            self._timer = self._loop.call_later(_REAPED_SECONDS, self._look)
+            self._come(_REAPED_SECONDS)
 
     def ended(self) -> None:
         """A hedge has ended. What it was for may run on: a stopped host holds all its lanes, and each has a batch. The
         next one of them may have waited for this end."""
         self._running -= 1
         if self._timer is not None:
+            self._come(0.0)
+
+    def _come(self, seconds: float) -> None:
+        """Look after so many seconds, if not sooner."""
+        due = self._loop.time() + seconds
+        if self._timer is not None:
+            if self._due <= due:
+                return
             self._timer.cancel()
-            self._timer = self._loop.call_soon(self._look)
+        self._due = due
+        self._timer = self._loop.call_later(seconds, self._look)
 
     def _look(self) -> None:
         """Comes again while something runs that may become overdue."""
+        self._timer = None
         now, soonest = time.monotonic(), 0.0
         again = now + _AGAIN_SECONDS
         for lane in self._lanes.all:
@@ -73,6 +82,9 @@ class Hedges:
             if lane.dying and not lane.host.innocent:
                 continue  # what a dead host ran may be why it died
             batch = attempt.batch
+            if not lane.dying and now >= attempt.started + attempt.look:
+                attempt.look *= 2.0
+                self._notice(lane.host)
             if lane.dying:
                 due, allowed = lane.since + _REAPED_SECONDS, True
             else:
@@ -83,7 +95,8 @@ class Hedges:
                     lane.host, now - after
                 )
             if due > now:
-                soonest = min(soonest or due, due)
+                look = due if lane.dying else min(due, attempt.started + attempt.look)
+                soonest = min(soonest or look, look)
             elif allowed and batch.wanted and not batch.suspect:
                 if not lane.dying:
                     self._drain(lane)
@@ -95,6 +108,12 @@ class Hedges:
                     soonest = min(soonest or again, again)
             else:
                 soonest = min(soonest or again, again)
-        if self._timer is not None:  # draining a lane may have ended a hedge
-            self._timer.cancel()
-        self._timer = self._loop.call_later(soonest - now, self._look) if soonest else None
+        if soonest:
+            self._come(max(_LEAST_SECONDS, soonest - now))
+
+    def _notice(self, host: Host) -> None:
+        """One that was killed and whose lanes are not closed yet: its end takes long, so nobody waits for that."""
+        if host.is_lingering():
+            for lane in self._lanes.all:
+                if lane.host is host:
+                    lane.since = 0.0

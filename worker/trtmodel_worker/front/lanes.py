@@ -24,6 +24,10 @@ class Host(Protocol):
 
     def kill(self, why: str, *, guilty: bool = True) -> None: ...
 
+    def is_lingering(self) -> bool:
+        """Whether somebody has killed it, though its lanes are still open: then it is given up."""
+        ...
+
     def hung_up(self, why: str) -> None:
         """A lane is closed, so the host has ended or is about to: how it did says whether a request may be why."""
         ...
