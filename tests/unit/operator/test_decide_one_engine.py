@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from decide_scene import MODEL, A, B, Scene, asks_for, busy, decide, obey, of, serving, with_worker
+from decide_scene import MODEL, A, B, Scene, asks_for, busy, decide, edited, obey, of, serving, with_worker
 from trtmodel_contract.control import (
     NOT_RESIDENT,
     EngineReport,
@@ -148,6 +148,15 @@ def test_the_last_ready_worker_never_leaves() -> None:
     told = {s.uid: s for s in of(decision, Signal)}.get(seen.workers[0].uid)
     assert told is None or not (told.may_drain or any(e.role is Role.CANDIDATE for e in told.engines))
     assert [s.uid for s in of(decision, Signal) if s.may_drain]  # another one does
+
+
+def test_a_plan_that_is_edited_to_fewer_workers_takes_the_others_back_one_after_the_other() -> None:
+    asked = asks_for(serving(A, replicas=5, rollout__memoryPolicy="Resource"), B)
+    seen, _, _ = live(asked, lambda now, _: set(serves_with(now)) == {B} and now.memory.candidate is not None)
+    fewer = edited(seen, rollout__steps=[{"workers": 1, "hold": "1h"}])
+    seen, decision, most = live(fewer, lambda now, _: serves_with(now).count(A) == 4)
+    assert decision.memory.candidate is not None
+    assert most == 1
 
 
 def one_is_lost(allow_downtime: bool) -> Scene:
