@@ -15,7 +15,7 @@ from trtmodel_worker.front.calls import Call
 from trtmodel_worker.front.lanes import Lanes
 from trtmodel_worker.front.outcomes import Outcomes
 
-SHORT_QUEUE = 16  # nobody is refused for the length of such a one
+EACH = 2  # for every lane so many may wait, however long runs seem to take: else nobody would learn that they do not
 SHARE = 0.5  # of a request's time, to wait in
 
 
@@ -33,8 +33,11 @@ class Entrance:
         waiting = len(self._waiting)
         if waiting >= self._limit + len(self._lanes.free) * rows:
             return f"{self._limit} requests wait for a lane already"
-        if waiting > SHORT_QUEUE and self._wait(waiting) > SHARE * (call.deadline - call.since):
-            return "so many requests wait that this one might not be answered in time"
+        pace, most = self._outcomes.pace, SHARE * (call.deadline - call.since)
+        if pace * waiting > most:  # for one lane
+            lanes = max(1, self._lanes.living)
+            if pace * waiting > most * lanes and waiting >= EACH * lanes:
+                return "so many requests wait that this one might not be answered in time"
         return ""
 
     def next_late(self) -> Call | None:
@@ -43,7 +46,3 @@ class Entrance:
         if len(self._waiting) < 2:
             return None
         return self._waiting.pop_late(time.monotonic() + self._outcomes.run_seconds)
-
-    def _wait(self, waiting: int) -> float:
-        """Seconds until a request that comes now has its turn."""
-        return self._outcomes.pace * waiting / max(1, self._lanes.living)
