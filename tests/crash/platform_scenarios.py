@@ -176,6 +176,8 @@ PLATFORMS: dict[str, tuple[dict[str, Any], Script]] = {
     ),
     "no spare GPU, fleet of one that may be down": (_DOWN, ((_UP, sets(room=1)), (at_once, asks_for(promised=0)))),
 }
+# Those that two operators and a cluster in trouble meet, too.
+DISTURBED = ("image change that fails", "image change aborted", "settings change in mid-canary", "no spare GPU")
 ENDS: dict[str, str] = {
     "image change": "a Serving: Promoted, Promoted on worker:2",
     "settings change": "a Serving: Promoted, Promoted",

@@ -44,7 +44,7 @@ from acts import (
 )
 from machines import KEY, WINDOWS_KEPT
 from memory_scenarios import MEMORY
-from platform_scenarios import PLATFORMS
+from platform_scenarios import DISTURBED, PLATFORMS
 from trtmodel_operator.ports import ClusterError, Conflict
 from trtmodel_operator.queue import BACKOFF_FIRST, BACKOFF_MOST
 from trtmodel_operator.reconcile import Reconciler
@@ -335,6 +335,7 @@ OTHER_SPECS: dict[str, tuple[dict[str, Any], Script]] = {
 }
 OTHER_SPECS |= PLATFORMS | MEMORY
 ALL = [*SCENARIOS, *OTHER_SPECS]
+SOME = [name for name in ALL if name not in PLATFORMS or name in DISTURBED]
 
 
 # ---------------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from scenarios import ALL, LOOP, MOST_WAIT, Ends, Run, begun, check_always, essence
+from scenarios import ALL, LOOP, MOST_WAIT, SOME, Ends, Run, begun, check_always, essence
 from test_crash import ends_as
 from trtmodel_operator.ports import ClusterError, Conflict, Json, Key, WorkerError
 from world import Ports, World
@@ -95,7 +95,7 @@ class Stale(Ports):
         return self.seen[1] if self.old_children else self.world.children()
 
 
-@pytest.fixture(scope="module", params=ALL)
+@pytest.fixture(scope="module", params=SOME)
 def name(request: pytest.FixtureRequest) -> str:
     """Of the module, so that all tests of one scenario follow one another and share what the next two remember."""
     return str(request.param)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 from machines import KEY
-from scenarios import ALL, LOOP, Ends, Run, begun, check_always, essence
+from scenarios import ALL, LOOP, SOME, Ends, Run, begun, check_always, essence
 from test_cluster_faults import READS, TALK, passes_of
 from test_crash import ends_as
 from trtmodel_operator.ports import ClusterError, Conflict
@@ -80,7 +80,7 @@ def paused_meanwhile(run: Run, at: int, after: bool, passes: int) -> bool:
     return stood
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", SOME)
 def test_an_old_leader_that_wakes_up_in_mid_pass_changes_nothing_about_the_end(
     name: str, record_property: Callable[[str, object], None]
 ) -> None:

@@ -103,7 +103,7 @@ def _exchange(turn: Turn, target: Target, wanted: int, new: int, old: int) -> tu
         spare = serving + others > 1 or turn.spec.rollout.allow_downtime
         if new < goal and serving >= new and (spare or new + old < wanted):
             new += 1
-        elif new > goal and others >= old and spare:
+        elif new > goal and others >= old and spare and new + old >= wanted:
             new -= 1
         rest = max(0, wanted - new)
         return min(new, wanted), rest if rest >= old or spare or others < old else old
