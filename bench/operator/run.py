@@ -3,9 +3,8 @@
     python bench/operator/run.py --models 1000 [--workers 3] [--idle 60] [--only start,idle,...] [--save]
 
 Scenarios, in this order: `cold` (nothing -> every model serves; only where it is asked for: without it the models serve
-when the bench begins), `start` (an operator starts beside models that all serve -> every one was looked at), `idle`
-(nothing happens), `changes` (100 models get another source at once), `relist` (the API server is killed and starts
-again, then 10 changes), `storm` (1,000 models get another source; amid that the leader is killed and another goes on).
+when the bench begins), `start` (an operator starts beside models that all serve -> every one was looked at), (nothing happens), `changes` (100 models get another source at once), `storm` (1,000 models do; amid that the leader is
+killed and another goes on), `relist` (the API server is killed and starts again, then 10 changes).
 `--save` writes JSON and Markdown to bench/results. What is said of time is of a machine that all parts share: each
 scenario says which of them used how much of it.
 """
@@ -256,7 +255,7 @@ class Bench:
                 raise SystemExit(f"{len(waiting)} do not settle, such as {waiting[0]}")
 
 
-SCENARIOS = ("cold", "start", "idle", "changes", "relist", "storm")
+SCENARIOS = ("cold", "start", "idle", "changes", "storm", "relist")
 
 
 async def measure(folder: Path, given: argparse.Namespace, then: Callable[[Rows, Figures], Awaitable[None]]) -> None:
