@@ -23,7 +23,7 @@ from .install import RELEASE, SYSTEM, Images, Operator
 from .rolling import NAME, Rolling, served
 from .world import World, until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(900)]
 
 NAMESPACE = "e2e-faults"
 SECRET = "api-by-proxy"
@@ -40,7 +40,7 @@ def proxy(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     """Where pods reach this machine, which is the cluster's only node."""
     (node,) = cluster.items("/api/v1/nodes")
     address = next(a["address"] for a in node["status"]["addresses"] if a["type"] == "InternalIP")
-    config = json.loads(cluster.kubectl("config", "view", "--raw", "--minify", "-o", "json"))
+    config = json.loads(cluster.kubectl("config", "view", "--raw", "--flatten", "--minify", "-o", "json"))
     server = config["clusters"][0]["cluster"]
     authority = base64.b64decode(server["certificate-authority-data"]).decode()
     trust = ssl.create_default_context(cadata=authority)
