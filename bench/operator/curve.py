@@ -45,7 +45,7 @@ ROWS = (
     Panel("At rest: API requests per model in 5 minutes", "idle", "requests", "", 2, 2),
     Panel("A changed source: operator's CPU", "changes", "milliseconds", "ms", 0, 0),
     Panel("A changed source: API requests", "changes", "requests", "", 0, 0),
-    Panel("1,000 changes, the leader killed amid them: changes lost", "storm", "lost", "", 0, 0),
+    Panel("A storm of changes, the leader killed amid it: changes lost", "storm", "lost", "", 0, 0),
     Panel("the same: Jobs made twice", "storm", "twice", "", 0, 0),
 )
 

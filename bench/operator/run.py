@@ -3,7 +3,8 @@
     python bench/operator/run.py --models 1000 [--workers 3] [--idle 60] [--only start,idle,...] [--save]
 
 Scenarios, in this order: `cold` (nothing -> every model serves; only where it is asked for: without it the models serve
-when the bench begins), `start` (an operator starts beside models that all serve -> every one was looked at), (nothing happens), `changes` (100 models get another source at once), `storm` (1,000 models do; amid that the leader is
+when the bench begins), `start` (an operator starts beside models that all serve -> every one was looked at), `idle`
+(nothing happens), `changes` (100 models get another source at once), `storm` (1,000 models do; amid that the leader is
 killed and another goes on), `relist` (the API server is killed and starts again, then 10 changes).
 `--save` writes JSON and Markdown to bench/results. What is said of time is of a machine that all parts share: each
 scenario says which of them used how much of it.
@@ -42,7 +43,7 @@ from stand import (
 )
 
 RESULTS = ROOT / "bench" / "results"
-CHANGES, STORM = 100, 1000
+CHANGES = 100
 KILL_AFTER = 0.3  # of the changes of a storm are promoted when the leader is killed
 LEASE_SECONDS = 12.0  # after which a leader that could not renew its lease has ended
 MOST_SECONDS, SETTLE_SECONDS = 3600.0, 900.0
@@ -56,8 +57,8 @@ Key = tuple[str, str]
 class Bench:
     """Runs scenarios on one stand; `rows` is what they found, for people, `figures` for the curves."""
 
-    def __init__(self, stand: Stand, idle: float) -> None:
-        self.stand, self._idle_seconds = stand, idle
+    def __init__(self, stand: Stand, idle: float, storm: int) -> None:
+        self.stand, self._idle_seconds, self._storm_size = stand, idle, storm
         self.rows: Rows = []
         self.figures: Figures = {}
         self.operator: OperatorProcess | None = None
@@ -153,7 +154,7 @@ class Bench:
     async def _storm(self) -> None:
         old, standby = self._leader(), self.stand.start_operator()
         standby.until(lambda: standby.probe("/readyz")[0] == 200)
-        keys, mark, before = list(self.stand.keys(min(STORM, self.stand.count))), self._mark(), promoted(old)
+        keys, mark, before = list(self.stand.keys(min(self._storm_size, self.stand.count))), self._mark(), promoted(old)
         since, began = time.time(), time.monotonic()
         await self.stand.change(keys, mark)
         self._add("storm", f"{len(keys)} changes written in", f"{time.monotonic() - began:.1f} s")
@@ -262,7 +263,7 @@ async def measure(folder: Path, given: argparse.Namespace, then: Callable[[Rows,
     environment = dict(pair.split("=", 1) for pair in given.set)
     seeded = "cold" not in given.only
     async with Stand(folder, given.models, given.workers, environment, seeded=seeded) as stand:
-        bench = Bench(stand, given.idle)
+        bench = Bench(stand, given.idle, given.storm)
         try:
             for name in SCENARIOS:
                 if name in given.only:
@@ -276,6 +277,7 @@ def main() -> None:
     parser.add_argument("--models", type=int, default=100)
     parser.add_argument("--workers", type=int, default=3, help="of each model")
     parser.add_argument("--idle", type=float, default=60.0, help="seconds")
+    parser.add_argument("--storm", type=int, default=1000, help="changes of the storm")
     parser.add_argument("--only", type=lambda text: text.split(","), default=list(SCENARIOS[1:]))
     parser.add_argument("--set", action="append", default=[], help="NAME=VALUE for the operator's environment")
     parser.add_argument("--save", action="store_true")

@@ -119,7 +119,9 @@ class Stand:
             if self._seeded:
                 await self._seed()
             self._start_hollow(stack)
-            while "workers go on" not in (self.folder / "hollow.log").read_text():  # noqa: ASYNC110
+            while "workers go on" not in (self.folder / "hollow.log").read_text():
+                if self.hollow.poll() is not None:
+                    raise RuntimeError(f"the hollow cluster ended: see {self.folder / 'hollow.log'} (run with --keep)")
                 await asyncio.sleep(0.2)
             self.kube = Kube(self.plane.kubeconfig("hollow"))
             await self.kube.__aenter__()
