@@ -190,19 +190,23 @@ def _step(model: Json) -> Iterator[Line]:
     if not step or not revision(model, "candidate"):
         return
     steps = listed(_mapping(_mapping(model.get("spec")).get("rollout")).get("steps")) or DEFAULT_STEPS
+    platform = _mapping(step.get("platform"))
     index = step.get("index")
     number = index if isinstance(index, int) else 0
     if step.get("back"):
         text = f"workers load {revision(model, 'candidate')}, to which a person goes back"
     elif number < len(steps):
         plan = steps[number]
-        dose = "".join(f", {name} {plan[name]}" for name in ("weight", "shadow") if plan.get(name))
+        shares = ("weight", "shadow") if not platform else ()  # of other workers a Service decides
+        dose = "".join(f", {name} {plan[name]}" for name in shares if plan.get(name))
         text = f"step {number + 1}/{len(steps)}: workers {plan.get('workers')}{dose}"
         text += f", held {span(float(step.get('held') or 0))} of {plan.get('hold', '2m')}" if step.get("routed") else ""
         text += ", then it waits for a person" if plan.get("pause") else ""
         text += "; too few requests: golden samples run" if step.get("synthetic") else ""
     else:
-        text = "all workers are prepared for the promotion"
+        text = "all workers are replaced" if platform else "all workers are prepared for the promotion"
+    if platform:
+        text = f"other workers are tried, of image {platform.get('image')}: {text}"
     analysis = _mapping(_mapping(model.get("status")).get("analysis"))
     below = [_judged("analysis", analysis)] if analysis else []
     below += [_judged(f"query {check.get('name')}", check) for check in listed(analysis.get("checks"))]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 from cli_scene import Typed, as_object, event, put
-from decide_scene import A, B, Scene, busy, canary, digest, edited, later, serving
+from decide_scene import A, B, Scene, busy, canary, digest, edited, later, reaches, run, serving
 from fakes.api_server import FakeApiServer, Seen, refusal
 from test_conditions import SITUATIONS
 from test_decide_people import manual, with_pause
@@ -72,6 +72,15 @@ def test_status_tells_step_figures_targets_and_why_it_waits(api_server: FakeApiS
 
 
 WEIGHTS = {"pod-a": 100, "pod-d": 10}
+
+
+def test_status_tells_of_other_workers_what_they_are_made_of(api_server: FakeApiServer, trtmodel: Type) -> None:
+    seen = edited(serving(A), serving__pod={"annotations": {"team": "b"}})
+    seen, _ = run(seen, reaches("watch"))
+    put(api_server, seen)
+    lines = [line.strip() for line in trtmodel("status", "magika").out.splitlines()]
+    (line,) = [line for line in lines if line.startswith("other workers are tried")]
+    assert line.startswith("other workers are tried, of image worker:1: step 1/2: workers 1, held ")
 
 
 def test_status_asks_each_ready_worker_what_it_serves(api_server: FakeApiServer, trtmodel: Type) -> None:
