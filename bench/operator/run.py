@@ -62,6 +62,7 @@ class Bench:
         self.rows: Rows = []
         self.figures: Figures = {}
         self.operator: OperatorProcess | None = None
+        self._ended = 0.0  # CPU seconds of operators that ended
         self._round = 0
 
     async def run(self, name: str) -> None:
@@ -87,7 +88,7 @@ class Bench:
         plane = self.stand.plane
         pids = {"etcd": plane.pid("etcd"), "API server": plane.pid("kube-apiserver"), "hollow": self.stand.hollow.pid}
         spent = {name: usage(pid).cpu for name, pid in pids.items()}
-        spent["operator"] = usage(self.operator.process.pid).cpu if self.operator else 0.0
+        spent["operators"] = self._ended + (usage(self.operator.process.pid).cpu if self.operator else 0.0)
         return spent | {"bench": time.process_time()}
 
     def _leader(self) -> OperatorProcess:
@@ -111,6 +112,7 @@ class Bench:
     async def _start(self) -> None:
         if self.operator is not None:
             began = time.monotonic()
+            self._ended += usage(self.operator.process.pid).cpu
             self.stand.end(self.operator)
             self._add("start", "SIGTERM -> ended", f"{time.monotonic() - began:.2f} s")
         began, n = time.monotonic(), self.stand.count
@@ -162,6 +164,7 @@ class Bench:
         done = promoted(old) - before
         self._reactions("storm", keys, since)
         self._memory("storm", old)
+        self._ended += usage(old.process.pid).cpu
         self.stand.end(old, signal.SIGKILL)
         killed, self.operator = time.monotonic(), standby
         await self._until(standby.leads, standby)
