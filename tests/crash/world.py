@@ -283,7 +283,7 @@ class World:
 
     def _check_promise(self) -> None:
         serving = sum(w.serves(self) for w in self.workers.values() if w.leaves_at is None)
-        assert serving >= self.promised or not self.alone, f"{serving} workers serve, {self.promised} are promised"
+        assert serving >= self.promised or self.misled, f"{serving} workers serve, {self.promised} are promised"
 
     def _check_dose(self) -> None:
         """Never do more workers answer with a candidate, or with more of their requests, than the steps that it reached
