@@ -14,6 +14,12 @@ ROLLOUT: Json = {
     "analysis": {"interval": "2s", "minRequests": 80, "maxErrorRateIncrease": 0.05, "maxLatencyRatio": 1.5},
     "progressDeadline": "3m",
 }
+# Where it is not latency that a test is about: workers, builds and tests share two cores.
+PATIENT: Json = {
+    "steps": [{"workers": 1, "hold": "4s"}],
+    "analysis": {"interval": "2s", "minRequests": 60, "maxErrorRateIncrease": 0.05, "maxLatencyRatio": 20},
+    "progressDeadline": "3m",
+}
 
 
 def tiny(name: str, endpoint: str, **spec: Json) -> Json:
