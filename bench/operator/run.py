@@ -148,10 +148,9 @@ class Bench:
         self._add("relist", "the API server was away", f"{time.monotonic() - began:.1f} s")
         await asyncio.sleep(LEASE_SECONDS)
         if operator.process.poll() is not None:  # as a kubelet would
-            operator = self._leader()
+            self._leader()
             self._add("relist", "the lease ran out meanwhile", "another process goes on")
         await self._wave("relist", 10)
-        self._memory("relist", operator)
 
     async def _storm(self) -> None:
         old, standby = self._leader(), self.stand.start_operator()
