@@ -21,7 +21,6 @@ from contextlib import AsyncExitStack
 from typing import Any, TypeVar
 
 import kopf
-import uvloop
 from trtmodel_contract.version import product_version
 
 from trtmodel_operator import logs
@@ -280,8 +279,7 @@ def main() -> None:
         # What is loaded stays, and what a pass makes goes with it: to look for cycles at every 700 objects is in vain.
         gc.freeze()
         gc.set_threshold(20_000, 20, 20)
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(run(settings))
+        asyncio.run(run(settings))
     except asyncio.CancelledError:
         log.info("stopped while it was starting or waiting")
     except SigningKeyError as e:

@@ -21,8 +21,7 @@ from localcluster.settings import from_environment
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
-# The operator's own aim is 200 MB: uvloop's library, most of it debug symbols, takes 13.6 of them.
-LARGEST = {"operator": 215_000_000, "worker": 560_000_000}  # bytes of all layers, not compressed
+LARGEST = {"operator": 200_000_000, "worker": 560_000_000}  # bytes of all layers, not compressed
 OPERATOR, _ = PRODUCTS
 Json = dict[str, Any]
 
