@@ -14,7 +14,14 @@ from trtmodel_contract.gate import WORST_FIRST, Verdict
 from trtmodel_contract.histogram import merge
 
 from trtmodel_operator.analysis.agreement import judge_agreement, total_shadow
-from trtmodel_operator.analysis.errors import attempts, difference_bounds, failures, judge_errors
+from trtmodel_operator.analysis.errors import (
+    attempts,
+    difference_bounds,
+    failures,
+    judge_errors,
+    least_proved,
+    least_requests,
+)
 from trtmodel_operator.analysis.latency import exceedance, judge_latency
 from trtmodel_operator.analysis.queries import FAILING_ANSWERS, judge_query
 from trtmodel_operator.model import AnalysisSpec, NoData
@@ -124,6 +131,8 @@ __all__ = [
     "difference_bounds",
     "exceedance",
     "judge_query",
+    "least_proved",
+    "least_requests",
     "look",
     "total",
     "worst",

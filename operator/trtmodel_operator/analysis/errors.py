@@ -60,6 +60,16 @@ def difference_bounds(x1: int, n1: int, x2: int, n2: int, z: float = Z_95) -> tu
     return low, high
 
 
+def least_requests(limit: float) -> int:
+    """How many requests of the candidate prove that errors rose by less than `limit`, if none failed on either side."""
+    return math.floor(Z_95**2 * (1 / limit - 1)) + 1
+
+
+def least_proved(requests: int) -> float:
+    """The increase below which errors stayed, as `requests` of the candidate prove if none failed on either side."""
+    return Z_95**2 / (requests + Z_95**2)
+
+
 def wilson_bounds(x: float, n: int, z: float) -> tuple[float, float]:
     """Of a share: `x` of `n`, each bound one-sided at the confidence of `z`."""
     p, z2 = x / n, z * z

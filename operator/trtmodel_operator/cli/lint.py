@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from trtmodel_operator.analysis import least_proved, least_requests
 from trtmodel_operator.cli import output, rules, schema
 from trtmodel_operator.cli.words import Failed, plain
 from trtmodel_operator.fields import SpecError
@@ -25,9 +27,10 @@ LARGEST_BYTES = 4 << 20  # of a file; etcd takes less
 
 
 def lint(at: Connection | None, options: argparse.Namespace) -> int:
-    """The exit code: 1 if something was found, also a file without a TRTModel; 2 if there is none at all. Raises
-    Failed."""
+    """The exit code: 1 if something was found, also a file without a TRTModel; 2 if there is none at all. What is
+    accepted and will hardly do what was meant is told, and is no finding. Raises Failed."""
     told: list[dict[str, str]] = []
+    warned: list[dict[str, str]] = []
     count = 0
     for file in options.files:
         manifests = list(_manifests(file))
@@ -40,15 +43,19 @@ def lint(at: Connection | None, options: argparse.Namespace) -> int:
             found = list(findings(manifest))
             if at is not None and not found:
                 found = list(_by_server(at, manifest))
+            doubts = [] if found else list(warnings(manifest))
             told += [{"file": file, "name": name, "path": f.path, "message": f.message} for f in found]
+            warned += [{"file": file, "name": name, "path": w.path, "message": w.message} for w in doubts]
             if options.output != "json":
                 for finding in found:
                     where = f"{finding.path}: " if finding.path else ""
                     print(plain(f"{file}: {name}: {where}{finding.message}"))
+                for doubt in doubts:
+                    print(plain(f"{file}: {name}: warning: {doubt.path}: {doubt.message}"))
                 if not found:
                     print(plain(f"{file}: {name}: ok"))
     if options.output == "json":
-        print(output.as_json({"manifests": count, "findings": told}))
+        print(output.as_json({"manifests": count, "findings": told, "warnings": warned}))
     if not count:
         return EXIT_NOTHING
     return EXIT_FOUND if told else 0
@@ -70,6 +77,23 @@ def findings(manifest: dict[str, Any]) -> Iterator[schema.Finding]:
             parse(whole.get("spec"))
         except SpecError as e:
             yield schema.Finding("", str(e))
+
+
+def warnings(manifest: dict[str, Any]) -> Iterator[schema.Finding]:
+    """What will hardly do what was meant, of a manifest that `findings` accepts."""
+    asked = parse(schema.completed(schema.definition(), manifest).get("spec")).rollout.analysis
+    limit, needed = asked.max_error_rate_increase, least_requests(asked.max_error_rate_increase)
+    if asked.min_requests < needed:
+        proved = least_proved(asked.min_requests)
+        digits = 1 - math.floor(math.log10(proved))
+        enough = math.ceil(proved * 10**digits) / 10**digits  # two digits, upwards
+        yield schema.Finding(
+            "spec.rollout.analysis.minRequests",
+            f"{asked.min_requests:,} requests cannot prove that errors rise by less than {limit:g} "
+            f"(maxErrorRateIncrease): even without a failure that takes {needed:,}. With fewer, which is where golden "
+            "samples (noData Synthetic) end, the verdict stays Inconclusive until progressDeadline. "
+            f"Give minRequests {needed} or more, or maxErrorRateIncrease {enough:g} or more",
+        )
 
 
 def _by_server(at: Connection, manifest: dict[str, Any]) -> Iterator[schema.Finding]:

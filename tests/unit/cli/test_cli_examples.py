@@ -29,6 +29,7 @@ def test_every_manifest_among_the_examples_is_accepted(trtmodel: Type) -> None:
     assert len(models) >= 9
     shown = trtmodel("lint", *map(str, models))
     assert shown.code == 0, shown.out
+    assert "warning" not in shown.out
 
 
 def test_every_manifest_among_the_examples_is_yaml_and_says_what_it_is_for() -> None:

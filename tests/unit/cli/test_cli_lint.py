@@ -74,6 +74,26 @@ def test_what_only_the_operator_knows_is_told_too() -> None:
     assert "ask for one slice" in words(Case("", changes))
 
 
+@pytest.mark.parametrize(
+    ("requests", "limit", "needed", "enough"),
+    [(100, 0.001, 2703, "0.027"), (2702, 0.001, 2703, "0.0011"), (1, 0.5, 3, "0.74"), (132, 0.02, 133, "0.021")],
+)
+def test_fewer_requests_than_prove_the_limit_are_a_warning_that_tells_how_many_do(
+    requests: int, limit: float, needed: int, enough: str, tmp_path: Path, trtmodel: Type
+) -> None:
+    file = tmp_path / "m.yaml"
+    asked = {"minRequests": requests, "maxErrorRateIncrease": limit}
+    file.write_text(yaml.safe_dump(manifest({"rollout.analysis": asked})))
+    shown = trtmodel("lint", str(file))
+    assert (shown.code, shown.out.splitlines()[1]) == (0, f"{file}: magika: ok")
+    assert f"warning: spec.rollout.analysis.minRequests: {requests:,} requests cannot prove" in shown.out
+    assert f"Give minRequests {needed} or more, or maxErrorRateIncrease {enough} or more" in shown.out
+    told = json.loads(trtmodel("lint", str(file), "-o", "json").out)
+    assert (told["findings"], [w["path"] for w in told["warnings"]]) == ([], ["spec.rollout.analysis.minRequests"])
+    for way_out in ({**asked, "minRequests": needed}, {**asked, "maxErrorRateIncrease": float(enough)}):
+        assert list(lint.warnings(manifest({"rollout.analysis": way_out}))) == []
+
+
 def test_of_a_file_with_many_documents_only_trtmodels_are_judged(tmp_path: Path, trtmodel: Type) -> None:
     file = tmp_path / "all.yaml"
     service = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "s"}}

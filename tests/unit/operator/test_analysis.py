@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 from trtmodel_contract.control import AttemptCounts
 from trtmodel_contract.gate import Verdict
 from trtmodel_contract.histogram import LAST_INDEX, bucket_index
-from trtmodel_operator.analysis import Look, difference_bounds, exceedance, look, total
+from trtmodel_operator.analysis import (
+    Look,
+    difference_bounds,
+    exceedance,
+    least_proved,
+    least_requests,
+    look,
+    total,
+)
 from trtmodel_operator.model import AnalysisSpec, NoData
 
 DEMO = AnalysisSpec(interval=5.0, min_requests=150, max_error_rate_increase=0.02, max_latency_ratio=1.2)
@@ -48,6 +56,16 @@ def test_without_an_error_the_default_limit_of_a_thousandth_is_proved_by_three_t
     assert judged(counts(3000), counts(6000), DEFAULT).errors is Verdict.PASS
     assert difference_bounds(0, 2702, 0, 6000)[1] > 0.001
     assert difference_bounds(0, 2703, 0, 6000)[1] < 0.001
+
+
+@pytest.mark.parametrize("limit", [1.0, 0.5, 0.1, 0.027, 0.02, 0.001, 0.0001])
+def test_the_least_number_of_requests_for_a_limit_passes_and_one_less_does_not(limit: float) -> None:
+    needed = least_requests(limit)
+    asked = replace(DEFAULT, min_requests=1, max_error_rate_increase=limit)
+    assert judged(counts(needed), counts(needed), asked).errors is Verdict.PASS
+    assert least_proved(needed) < limit
+    if needed > 1:
+        assert judged(counts(needed - 1), counts(needed), asked).errors is Verdict.INCONCLUSIVE
 
 
 def test_the_demos_limit_of_two_percent_is_proved_by_a_hundred_and_fifty() -> None:
