@@ -72,6 +72,11 @@ class Cluster(Protocol):
         """Background propagation; a missing Job is success. One that others wait for, too, is only left."""
         ...
 
+    async def scale_workload(self, key: Key, name: str, replicas: int) -> None:
+        """So many replicas of the Deployment of this name; nothing else of it is written. Raises Conflict if it is
+        gone."""
+        ...
+
     async def delete_workload(self, key: Key, name: str) -> None:
         """The Deployment and the ConfigMap of this name; a missing one is success."""
         ...

@@ -22,6 +22,7 @@ from trtmodel_operator.envelope import event
 from trtmodel_operator.model import (
     Action,
     ApplyPointer,
+    ApplyService,
     ApplyWorkload,
     CreateJob,
     Decision,
@@ -174,12 +175,16 @@ class Reconciler:
                 # The keys first: a worker that reads the pointer must know who signed it.
                 await self.cluster.apply(manifests.keys_config_map(model, self.signer.public_keys()))
                 await self.cluster.apply(signing.pointer_config_map(self.signer, model, action))
+            case ApplyService():
+                await self.cluster.apply(manifests.service(model, spec))
             case ApplyWorkload():
                 # The Deployment last: its replicas and fingerprint are what the next pass takes for all of it.
-                await self.cluster.apply(manifests.service(model, spec))
                 if budget := manifests.pod_disruption_budget(model, spec):
                     await self.cluster.apply(budget)
-                await self.cluster.apply(manifests.worker_deployment(model, spec, action))
+                if action.only_replicas:
+                    await self.cluster.scale_workload((model.namespace, model.name), action.name, action.replicas)
+                else:
+                    await self.cluster.apply(manifests.worker_deployment(model, spec, action))
 
     async def _send(self, observed: Observed, decision: Decision, signal: Signal) -> bool:
         request = signing.desired_request(self.signer, observed.model, decision.memory.sequence, signal)

@@ -94,6 +94,7 @@ CALLS: dict[str, Call] = {
     "guard": lambda c: c.guard(KEY, "u", on=True),
     "create_job": lambda c: c.create_job(child("Job")),
     "delete_job": lambda c: c.delete_job(KEY, "x"),
+    "scale_workload": lambda c: c.scale_workload(KEY, "x", 2),
     "delete_workload": lambda c: c.delete_workload(KEY, "x"),
     "unfinished_jobs": lambda c: c.unfinished_jobs(),
     "resume_job": lambda c: c.resume_job(child("Job")),

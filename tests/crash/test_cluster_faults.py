@@ -19,7 +19,7 @@ pytestmark = pytest.mark.long
 
 RESYNC = 300.0  # seconds
 READS, TALK = ("get_model", "children"), ("report", "send")
-WRITES = ("write_memory", "write_status", "apply", "create_job", "delete_job", "delete_workload")
+WRITES = ("write_memory", "write_status", "apply", "create_job", "delete_job", "scale_workload", "delete_workload")
 ERRORS: dict[str, Callable[[], Exception]] = {
     "409": lambda: Conflict("modified"),
     "410": lambda: ClusterError("GET", "x", "expired", 410),

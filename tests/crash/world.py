@@ -201,6 +201,11 @@ class World:
             for key in [k for k in self.objects if k[0] == "Pod" and k[1].startswith(name)]:
                 del self.objects[key], self._marks[key]
 
+    def scale_workload(self, name: str, replicas: int) -> None:
+        if (held := self.objects.get(("Deployment", name))) is None:
+            raise Conflict("it is gone")
+        self.apply({**held, "spec": {**held["spec"], "replicas": replicas}})
+
     def delete_workload(self, name: str) -> None:
         for key in (("Deployment", name), ("ConfigMap", name)):
             if self.objects.pop(key, None) is not None:
@@ -609,6 +614,9 @@ class Ports:
 
     async def delete_job(self, key: Key, name: str) -> None:
         await self._call("delete_job", lambda: self.world.delete_job(name))
+
+    async def scale_workload(self, key: Key, name: str, replicas: int) -> None:
+        await self._call("scale_workload", lambda: self.world.scale_workload(name, replicas))
 
     async def delete_workload(self, key: Key, name: str) -> None:
         await self._call("delete_workload", lambda: self.world.delete_workload(name))

@@ -208,6 +208,17 @@ class KubernetesCluster:
         }
         self._wrote(await self._api.merge(path, {"metadata": change}, manager=MANAGER_CHILDREN))
 
+    async def scale_workload(self, key: Key, name: str, replicas: int) -> None:
+        # A merge and no apply: an apply owns exactly what it last sent, and with the replicas alone it would remove the
+        # template. The next apply of the whole takes the field back.
+        path = f"{_CHILDREN['Deployment'].format(quote(key[0]))}/{quote(name)}"
+        try:
+            self._wrote(await self._api.merge(path, {"spec": {"replicas": replicas}}, manager=MANAGER_CHILDREN))
+        except ClusterError as e:
+            if e.status == 404:  # deleted since it was read
+                raise Conflict(str(e)) from e
+            raise
+
     async def delete_workload(self, key: Key, name: str) -> None:
         for kind in ("Deployment", "ConfigMap"):
             await self._api.delete(f"{_CHILDREN[kind].format(quote(key[0]))}/{quote(name)}")

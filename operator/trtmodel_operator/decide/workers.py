@@ -16,11 +16,13 @@ from trtmodel_operator.decide.turn import Outcome, Turn, short_uid
 from trtmodel_operator.model import (
     Action,
     ApplyPointer,
+    ApplyService,
     ApplyWorkload,
     Decision,
     DeleteWorkload,
     Memory,
     ObservedWorker,
+    ObservedWorkload,
     PlannedEngine,
     Signal,
 )
@@ -58,7 +60,7 @@ def settle_plan(turn: Turn, rule: str, outcome: Outcome) -> Decision:
     _count_fence(turn, pointers, signals)
     actions: list[Action] = [*making.unwanted_jobs(turn), *outcome.actions]
     actions += [replace(p, sequence=turn.memory.sequence) for p in pointers if _pointer_differs(turn, p)]
-    actions += [w for w in fleet.workloads(turn) if _workload_differs(turn, w)]
+    actions += _workloads(turn)
     actions += [*_abandoned(turn), *fleet.gone(turn)]
     actions += [signals[w.uid] for w in workers if w.uid in signals and _must_hear(turn, w, signals[w.uid])]
     return _decision(turn, rule, outcome, actions)
@@ -231,11 +233,19 @@ def _abandoned(turn: Turn) -> list[DeleteWorkload]:
     return [DeleteWorkload(w.name) for w in seen.workloads if w.target not in named]
 
 
-def _workload_differs(turn: Turn, wanted: ApplyWorkload) -> bool:
-    seen, spec = turn.seen, turn.spec
-    found = next((w for w in seen.workloads if w.name == wanted.name), None)
-    if found is None:
-        return bool(turn.memory.stable or turn.memory.candidate)
-    if found.replicas != wanted.replicas or seen.service_fingerprint != manifests.service_fingerprint(seen.model, spec):
-        return True
-    return found.fingerprint != manifests.workload_fingerprint(seen.model, spec, wanted)
+def _workloads(turn: Turn) -> list[ApplyService | ApplyWorkload]:
+    """What is missing or differs. The Service by itself: nothing about it is a reason to write a Deployment."""
+    seen, serving = turn.seen, bool(turn.memory.stable or turn.memory.candidate)
+    there = {w.name: w for w in seen.workloads}
+    wanted = [w for w in fleet.workloads(turn) if serving or w.name in there]
+    changes = [change for w in wanted if (change := _change(turn, there.get(w.name), w)) is not None]
+    if wanted and seen.service_fingerprint != manifests.service_fingerprint(seen.model, turn.spec):
+        return [ApplyService(), *changes]
+    return list(changes)
+
+
+def _change(turn: Turn, found: ObservedWorkload | None, wanted: ApplyWorkload) -> ApplyWorkload | None:
+    """All of it where people chose something else than it was made of; only its replicas where they differ alone."""
+    if found is None or found.fingerprint != manifests.workload_fingerprint(turn.seen.model, turn.spec, wanted):
+        return wanted
+    return replace(wanted, only_replicas=True) if found.replicas != wanted.replicas else None

@@ -33,8 +33,36 @@ RESOURCES = {"requests": {"cpu": "250m", "memory": "512Mi"}, "limits": {"cpu": "
 
 
 def workload_fingerprint(model: ModelRef, spec: Spec, apply: ApplyWorkload) -> str:
-    """What the Deployment carries if it is as it should be."""
-    return str(worker_deployment(model, spec, apply)["metadata"]["annotations"][ANNOTATION_FINGERPRINT])
+    """What the Deployment carries if it is made of what people chose. Of that, and not of the Deployment itself: else
+    an operator that makes pods otherwise (another probe, another volume) would replace all of them when it starts."""
+    return pods.fingerprint(_chosen_inputs(model, spec, apply))
+
+
+def _chosen_inputs(model: ModelRef, spec: Spec, apply: ApplyWorkload) -> Manifest:
+    """All that a Deployment is made of but for the replicas and this code. What is rendered and not named here is never
+    applied to a Deployment that is there. Names and forms stay from version to version, and a new input is empty where
+    nobody chose it."""
+    target, platform = apply.target, apply.platform
+    return pods.filled(
+        namespace=model.namespace,
+        model=model.name,
+        uid=model.uid,
+        name=apply.name,
+        platform=platform.hash,
+        image=platform.image,
+        pod=_kept(platform),
+        podOfSpec=spec.serving.pod if _pinned(platform) is None else None,
+        target=target.name,
+        gpu=target.gpu,
+        gpus=target.gpus,
+        nodeSelector=target.node_selector,
+        tolerations=target.tolerations,
+        credentialsSecret=spec.credentials_secret,
+        runtime=spec.engine.runtime,
+        contexts=spec.serving.contexts,
+        requestTimeout=f"{spec.serving.request_timeout:g}",
+        chosen=_chosen(spec),
+    )
 
 
 def service_fingerprint(model: ModelRef, spec: Spec) -> str:
@@ -42,7 +70,7 @@ def service_fingerprint(model: ModelRef, spec: Spec) -> str:
 
 
 def worker_deployment(model: ModelRef, spec: Spec, apply: ApplyWorkload) -> Manifest:
-    """The workers of one target on one platform, with a fingerprint of everything but the number of replicas."""
+    """The workers of one target on one platform."""
     chosen = {
         LABEL_MODEL: model.name,
         LABEL_ROLE: ROLE_WORKER,
@@ -69,9 +97,8 @@ def worker_deployment(model: ModelRef, spec: Spec, apply: ApplyWorkload) -> Mani
             },
         },
     }
-    kept = apply.platform.pod if apply.platform.pod != NO_SETTINGS else ""
-    manifest["metadata"]["annotations"] = pods.filled(**{ANNOTATION_POD: kept})
-    manifest["metadata"]["annotations"][ANNOTATION_FINGERPRINT] = pods.fingerprint(manifest)
+    manifest["metadata"]["annotations"] = pods.filled(**{ANNOTATION_POD: _kept(apply.platform)})
+    manifest["metadata"]["annotations"][ANNOTATION_FINGERPRINT] = workload_fingerprint(model, spec, apply)
     manifest["spec"]["replicas"] = apply.replicas
     return manifest
 
@@ -79,11 +106,21 @@ def worker_deployment(model: ModelRef, spec: Spec, apply: ApplyWorkload) -> Mani
 def _settings(spec: Spec, platform: Platform) -> Mapping[str, object]:
     """What the platform's pods are made of, whatever the spec says by now. Total: from a memory that another hand has
     damaged they are the spec's."""
+    pinned = _pinned(platform)
+    return spec.serving.pod if pinned is None else pinned
+
+
+def _pinned(platform: Platform) -> Mapping[str, object] | None:
     try:
         found = json.loads(platform.pod or "null")
     except ValueError:
-        found = None
-    return found if isinstance(found, Mapping) else spec.serving.pod
+        return None
+    return found if isinstance(found, Mapping) else None
+
+
+def _kept(platform: Platform) -> str:
+    """The settings as the Deployment's annotation has them."""
+    return platform.pod if platform.pod != NO_SETTINGS else ""
 
 
 def _worker_pod(model: ModelRef, spec: Spec, apply: ApplyWorkload, settings: Mapping[str, object]) -> Manifest:
@@ -158,7 +195,7 @@ def _worker_env(model: ModelRef, spec: Spec) -> list[Manifest]:
 
 def _chosen(spec: Spec) -> dict[str, str]:
     """What the user wants otherwise than workers do by themselves. What is left alone is not said: a variable more
-    would replace the pods of every model when the operator is upgraded."""
+    would change the fingerprint of every model when the operator is upgraded, and so replace its pods."""
     serving, rollout = spec.serving, spec.rollout
     retry, batching = serving.retry, serving.batching
     said = {

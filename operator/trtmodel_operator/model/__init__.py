@@ -31,6 +31,7 @@ from trtmodel_operator.model.checks import (
 from trtmodel_operator.model.decision import (
     Action,
     ApplyPointer,
+    ApplyService,
     ApplyWorkload,
     CreateJob,
     Decision,
@@ -71,6 +72,7 @@ __all__ = [
     "AnalysisSpec",
     "Answer",
     "ApplyPointer",
+    "ApplyService",
     "ApplyWorkload",
     "Artifact",
     "BatchingSpec",

@@ -49,13 +49,20 @@ class ApplyPointer:
 
 
 @dataclass(frozen=True)
+class ApplyService:
+    """In front of all workers."""
+
+
+@dataclass(frozen=True)
 class ApplyWorkload:
-    """Deployment and Service of one target's workers."""
+    """The Deployment of one target's workers. `only_replicas`: it is there and made of what people chose, so nothing
+    else of it is written; else pods would be replaced when an operator that makes them otherwise scales."""
 
     name: str
     target: Target
     platform: Platform
     replicas: int
+    only_replicas: bool = False
 
 
 @dataclass(frozen=True)
@@ -101,7 +108,7 @@ class Signal:
     shadow: int = 0
 
 
-Action = CreateJob | DeleteJob | ApplyPointer | ApplyWorkload | DeleteWorkload | Guard | Signal
+Action = CreateJob | DeleteJob | ApplyPointer | ApplyService | ApplyWorkload | DeleteWorkload | Guard | Signal
 
 
 class Stage(str, enum.Enum):

@@ -73,9 +73,9 @@ class ObservedWorker:
 
 @dataclass(frozen=True)
 class ObservedWorkload:
-    """A worker Deployment. `fingerprint` is the hash that we left in an annotation when we applied it: another one
-    means that it must be applied again. `image` is that of its pods, `pod` their settings as JSON (see Platform; ''
-    where nothing tells)."""
+    """A worker Deployment. `fingerprint` is the hash of what people chose, left in an annotation when it was applied:
+    another one means that it must be applied again. `image` is that of its pods, `pod` their settings as JSON (see
+    Platform; '' where nothing tells)."""
 
     name: str
     target: str

@@ -31,6 +31,7 @@ from trtmodel_operator.decide.builds import gate_key
 from trtmodel_operator.decide.turn import Turn
 from trtmodel_operator.model import (
     ApplyPointer,
+    ApplyService,
     ApplyWorkload,
     Artifact,
     Built,
@@ -226,6 +227,9 @@ def obey(seen: Scene, decision: Decision, seconds: float = 2.0, loading: Iterabl
                 seen = replace(seen, jobs=tuple(j for j in seen.jobs if j.name != action.name))
             case ApplyPointer():
                 seen = _apply_pointer(seen, action)
+            case ApplyService():
+                assert seen.spec is not None
+                seen = replace(seen, service_fingerprint=manifests.service_fingerprint(seen.model, seen.spec))
             case ApplyWorkload():
                 seen = _apply_workload(seen, action)
             case DeleteWorkload():
@@ -274,6 +278,9 @@ def _apply_workload(seen: Scene, action: ApplyWorkload) -> Scene:
         action.platform.image,
         pod=action.platform.pod,
     )
+    if action.only_replicas:
+        (there,) = (w for w in seen.workloads if w.name == action.name)
+        workload = replace(there, replicas=action.replicas)
     target = action.target.name
     mine = [w for w in seen.workers if _is_of(w, target, workload.platform)]
     workers = sorted(mine, key=lambda w: not w.ready)[: action.replicas]  # those that are not ready go first
@@ -288,7 +295,6 @@ def _apply_workload(seen: Scene, action: ApplyWorkload) -> Scene:
         seen,
         workloads=(*(w for w in seen.workloads if w.name != action.name), workload),
         workers=(*(w for w in seen.workers if not _is_of(w, target, workload.platform)), *workers),
-        service_fingerprint=manifests.service_fingerprint(seen.model, seen.spec),
     )
 
 

@@ -32,7 +32,7 @@ from decide_scene import (
 )
 from trtmodel_contract.control import EngineState
 from trtmodel_operator.decide.members import count
-from trtmodel_operator.model import ApplyPointer, ApplyWorkload, Decision, Signal, Stage
+from trtmodel_operator.model import ApplyPointer, ApplyService, ApplyWorkload, Decision, Signal, Stage
 
 
 def held(seen: Scene, looks: int = 4, **figures: float) -> Scene:
@@ -53,7 +53,7 @@ def held(seen: Scene, looks: int = 4, **figures: float) -> Scene:
 
 def test_the_pointer_names_the_first_candidate_before_there_is_a_deployment() -> None:
     decision = decide(has_built(new(), A))
-    assert [type(a) for a in decision.actions] == [ApplyPointer, ApplyWorkload]
+    assert [type(a) for a in decision.actions] == [ApplyPointer, ApplyService, ApplyWorkload]
     (pointer,) = of(decision, ApplyPointer)
     assert (pointer.stable.revision, pointer.standby) == (A, None)
     assert pointer.sequence == decision.memory.sequence == 1

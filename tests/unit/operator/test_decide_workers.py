@@ -34,7 +34,7 @@ from decide_scene import (
 from trtmodel_contract.control import EngineState, Fence, Role
 from trtmodel_contract.identity import LoadKey
 from trtmodel_contract.jobs import JobResult, Reason
-from trtmodel_operator.model import ApplyPointer, ApplyWorkload, Decision, JobKind, Memory, Signal
+from trtmodel_operator.model import ApplyPointer, ApplyService, ApplyWorkload, Decision, JobKind, Memory, Signal
 
 
 def told(decision: Decision) -> set[str]:
@@ -252,20 +252,23 @@ def test_a_candidate_is_never_in_the_pointer_while_there_is_a_stable() -> None:
     assert pointer.stable.revision == A
 
 
-@pytest.mark.parametrize("damage", ["gone", "scaled by hand", "edited by hand", "service edited"])
-def test_a_damaged_deployment_is_applied_anew(damage: str) -> None:
+@pytest.mark.parametrize("damage", ["gone", "scaled by hand", "made of something else"])
+def test_a_damaged_deployment_is_put_right(damage: str) -> None:
     seen = serving(A)
     workload = seen.workloads[0]
     if damage == "gone":
         seen = replace(seen, workloads=())
     elif damage == "scaled by hand":
         seen = replace(seen, workloads=(replace(workload, replicas=1),))
-    elif damage == "edited by hand":
-        seen = replace(seen, workloads=(replace(workload, fingerprint="x"),))
     else:
-        seen = replace(seen, service_fingerprint="x")
+        seen = replace(seen, workloads=(replace(workload, fingerprint="x", replicas=1),))
     (applied,) = of(decide(seen), ApplyWorkload)
     assert (applied.replicas, applied.platform.image) == (4, "worker:1")
+    assert applied.only_replicas == (damage == "scaled by hand")
+
+
+def test_another_service_is_no_reason_to_write_a_deployment() -> None:
+    assert decide(replace(serving(A), service_fingerprint="x")).actions == (ApplyService(),)
 
 
 def test_scaling_is_done_also_while_a_rollout_is_under_way_and_while_paused() -> None:

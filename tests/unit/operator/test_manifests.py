@@ -327,17 +327,6 @@ def test_a_request_never_exceeds_the_limit_that_the_user_wrote(
     assert limits.items() <= found["limits"].items()
 
 
-def test_the_fingerprint_is_of_everything_but_the_replicas() -> None:
-    def mark(**changes: Any) -> str:
-        return str(deployment(**changes)["metadata"]["annotations"]["trtmodel.io/fingerprint"])
-
-    assert mark() == mark(serving__replicas=9)
-    assert mark() != mark(serving__requestTimeout="7s")
-    assert mark() != mark(serving__batching={"buckets": [1, 8]})
-    assert mark() != mark(serving__pod={"labels": {"a": "b"}})
-    assert deployment(serving__replicas=9)["spec"]["replicas"] == 9
-
-
 def test_the_platform_is_the_image_as_written_and_the_pod_settings() -> None:
     one = manifests.platform("worker:1", {"labels": {"a": "b"}})
     assert one == manifests.platform("worker:1", {"labels": {"a": "b"}})

@@ -18,6 +18,7 @@ from trtmodel_operator.model import (
     Action,
     Answer,
     ApplyPointer,
+    ApplyService,
     ApplyWorkload,
     Artifact,
     CreateJob,
@@ -119,6 +120,9 @@ class World:
     async def delete_job(self, key: Key, name: str) -> None:
         self._did(f"delete {name}")
 
+    async def scale_workload(self, key: Key, name: str, replicas: int) -> None:
+        self._did(f"scale {name} {replicas}")
+
     async def delete_workload(self, key: Key, name: str) -> None:
         self._did(f"delete workload {name}")
 
@@ -209,7 +213,7 @@ JOB = CreateJob("magika-resolve-1", JobKind.RESOLVE, TARGET, TASK, "worker:1")
 
 def test_the_memory_is_written_before_any_effect_and_the_effects_come_in_order() -> None:
     world = World()
-    passes(world, decision(POINTER, WORKLOAD, signal("a"), DeleteJob("old"), JOB))
+    passes(world, decision(POINTER, ApplyService(), WORKLOAD, signal("a"), DeleteJob("old"), JOB))
     assert world.log[:8] == [
         "memory",
         "apply ConfigMap magika-keys",
@@ -223,6 +227,15 @@ def test_the_memory_is_written_before_any_effect_and_the_effects_come_in_order()
     assert world.log[8] == "status"
     assert world.log[-1] == "metrics"
     assert world.status["rollout"] == encode(MEMORY)
+
+
+def test_where_only_the_replicas_differ_nothing_else_of_the_deployment_is_written() -> None:
+    world = World()
+    assert world.model is not None
+    world.model["spec"] = SPEC | {"serving": {"replicas": 3}}
+    passes(world, decision(dataclasses.replace(WORKLOAD, replicas=3, only_replicas=True)))
+    done = [entry for entry in world.log if entry.startswith(("apply", "scale"))]
+    assert done == ["apply PodDisruptionBudget magika", "scale magika-default-p1 3"]
 
 
 def test_a_memory_that_did_not_change_is_not_written() -> None:

@@ -333,3 +333,27 @@ def test_a_cache_hit_makes_no_build_job_in_the_cluster(api_server: FakeApiServer
     assert operator.candidate(ONE) == B
     assert [j["metadata"]["labels"]["trtmodel.io/kind"] for j in api_server.all("jobs")] == ["resolve"]
     assert len(api_server.all("deployments")) == 1
+
+
+def test_only_the_replicas_of_a_workload_are_written_and_the_next_apply_has_all_of_it(
+    api_server: FakeApiServer,
+) -> None:
+    def deployment(image: str, replicas: int) -> Json:
+        metadata = {"namespace": "ml", "name": "magika-l4-1"}
+        spec = {"replicas": replicas, "template": {"image": image, "args": ["serve"]}}
+        return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": spec}
+
+    def held() -> Json:
+        (found,) = api_server.all("deployments")
+        return dict(found["spec"])
+
+    async def scene(cluster: KubernetesCluster) -> None:
+        with pytest.raises(Conflict):
+            await cluster.scale_workload(("ml", MODEL.name), "magika-l4-1", 5)  # it is gone
+        await cluster.apply(deployment("worker:1", 2))
+        await cluster.scale_workload(("ml", MODEL.name), "magika-l4-1", 5)
+        assert held() == deployment("worker:1", 5)["spec"]
+        await cluster.apply(deployment("worker:2", 3))
+        assert held() == deployment("worker:2", 3)["spec"]
+
+    on(api_server, scene)
