@@ -31,7 +31,7 @@ class RecordingApi:
         parts = path.strip("/").split("/")
         self.rights |= {("" if parts[0] == "api" else parts[1], resource_of(path), verb) for verb in verbs}
 
-    async def get(self, path: str) -> Json | None:
+    async def get(self, path: str, **_: object) -> Json | None:
         if len(path.strip("/").split("/")) > 3:  # else it is discovery, which everybody may ask
             self.needs(path, "get")
         return self.held

@@ -144,7 +144,7 @@ none. Each verb is a call in operator/trtmodel_operator/adapters; a test compare
   - list  # children of a model
   - watch  # the informer
   - create  # the workers of a target, by server-side apply, which asks for both
-  - patch
+  - patch  # and their number alone, by a merge
   - delete  # a target that the spec names no more
 - apiGroups: [""]
   resources: [services]

@@ -47,7 +47,6 @@ def _chosen_inputs(model: ModelRef, spec: Spec, apply: ApplyWorkload) -> Manifes
         namespace=model.namespace,
         model=model.name,
         uid=model.uid,
-        name=apply.name,
         platform=platform.hash,
         image=platform.image,
         pod=_kept(platform),

@@ -249,11 +249,11 @@ def test_after_an_upgrade_a_choice_of_people_brings_all_of_it(upgrade: Callable[
 @pytest.mark.parametrize(
     ("changes", "mark"),
     [
-        ({}, "7654b3132448e9a4"),
-        ({"serving__hosts": 2, "storage__credentialsSecret": "s3"}, "7b840f0a8f6a73d3"),
+        ({}, "b32b80ca59c25d2d"),
+        ({"serving__hosts": 2, "storage__credentialsSecret": "s3"}, "00c873d4de3afbd4"),
         (
             {"serving__pod": {"labels": {"team": "ml"}}, "targets": [{"name": "a10", "gpu": "A10", "gpus": 1}]},
-            "4e10337dee7b8ce5",
+            "fa296992716ddbbc",
         ),
     ],
     ids=["nothing chosen", "settings", "pods and nodes"],
