@@ -6,6 +6,7 @@ import fcntl
 import logging
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import TextIO
 
 import pytest
@@ -71,5 +72,8 @@ def test_a_log_that_nobody_reads_keeps_nobody_waiting_and_what_is_lost_is_counte
         except BlockingIOError:
             continue
     os.set_blocking(reading, True)
-    lines.close()
-    stream.close()
+    with ThreadPoolExecutor(1) as reader:  # the log's thread may be in the middle of a line, and holds the stream then
+        rest = reader.submit(read_to_end, reading)
+        lines.close()
+        stream.close()
+        rest.result()
