@@ -13,7 +13,7 @@ def main(arguments: list[str] | None = None) -> int:
     if command == "serve":
         from trtmodel_worker.front.main import main as serve
 
-        return serve()
+        serve()  # which ends the process
     from trtmodel_worker.builder.main import main as job
 
     return job(command)

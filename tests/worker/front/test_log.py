@@ -5,6 +5,8 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TextIO
@@ -77,3 +79,26 @@ def test_a_log_that_nobody_reads_keeps_nobody_waiting_and_what_is_lost_is_counte
         lines.close()
         stream.close()
         rest.result()
+
+
+DEFECT = """
+import asyncio, threading
+from trtmodel_worker.front import main
+
+async def serve(settings):
+    asyncio.get_running_loop().run_in_executor(None, threading.Event().wait)  # a storage that does not answer
+    raise RuntimeError("why")
+
+main.serve = serve
+main.main()
+"""
+
+
+def test_a_defect_ends_the_process_although_a_thread_hangs_and_the_log_tells_of_it() -> None:
+    names = ("POD_NAME", "POD_UID", "POD_NAMESPACE", "TRTMODEL_MODEL", "TRTMODEL_MODEL_UID", "TRTMODEL_RUNTIME")
+    env = {**os.environ, **dict.fromkeys(names, "x"), "TRTMODEL_CONTEXTS": "1"}
+    command = [sys.executable, "-c", DEFECT]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1, done.stderr
+    assert "CRITICAL front this worker ends by a defect" in done.stderr
+    assert "RuntimeError: why" in done.stderr

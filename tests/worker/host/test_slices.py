@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from trtmodel_worker.front.reading import Reading
 from trtmodel_worker.slices import FRONT_SECONDS, HOST_SECONDS, ask_for_slices, slice_seconds
 from worker_harness import REVISION_1, Bucket, Operator, WorkerProcess, eventually, free_port
 
@@ -35,6 +37,19 @@ def test_what_is_asked_for_is_given_or_refused_and_can_be_given_back() -> None:
 def test_a_machine_whose_calls_are_not_known_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("platform.machine", lambda: "riscv64")
     assert (ask_for_slices(0.0005), slice_seconds()) == (False, 0.0)
+
+
+@pytest.mark.skipif(not GIVEN, reason="this kernel, or this process's policy, knows no slices")
+def test_threads_that_read_a_storage_have_none_of_the_fronts() -> None:
+    async def read() -> float:
+        ask_for_slices(FRONT_SECONDS)
+        reading = Reading("test")
+        try:
+            return await reading.run(60.0, "it", slice_seconds, lambda _: None)
+        finally:
+            reading.close()
+
+    assert in_a_thread(lambda: asyncio.run(read())) == USUAL
 
 
 @pytest.fixture

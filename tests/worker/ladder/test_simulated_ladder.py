@@ -402,6 +402,22 @@ def test_all_that_a_stopped_host_has_is_run_elsewhere_at_once() -> None:
     run(story)
 
 
+def test_nobody_looks_after_a_request_any_more_whose_client_is_gone() -> None:
+    async def story(w: World) -> None:
+        engine = w.engine(hosts=1, lanes=1)
+        engine.hosts[0].stop()
+        request = w.send(engine)
+        await asyncio.sleep(0.1)
+        assert engine.scheduler._hedges._timer is not None
+        w.cancel(request)
+        await asyncio.sleep(0.1)
+        assert engine.scheduler._hedges._timer is None
+        engine.hosts[0].wake()
+        await w.settle()
+
+    run(story)
+
+
 def test_a_candidate_that_is_stopped_is_not_relieved_by_stable_before_it_is_ended() -> None:
     async def story(w: World) -> None:
         stable = w.engine("stable", 2.0)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-
 from trtmodel_worker.front.main import main
 from trtmodel_worker.lifetime import end_with_parent
 
 if __name__ == "__main__":
     end_with_parent()
-    sys.exit(main())
+    main()

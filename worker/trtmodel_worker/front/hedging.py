@@ -79,6 +79,8 @@ class Hedges:
             attempt = lane.attempt
             if attempt is None or attempt.batch.hedged or attempt.batch.hedges is not self:
                 continue
+            if not attempt.batch.wanted:  # nor will it be: a host that was stopped with it costs no time until it ends
+                continue
             if lane.dying and not lane.host.innocent:
                 continue  # what a dead host ran may be why it died
             batch = attempt.batch
@@ -97,7 +99,7 @@ class Hedges:
             if due > now:
                 look = due if lane.dying else min(due, attempt.started + attempt.look)
                 soonest = min(soonest or look, look)
-            elif allowed and batch.wanted and not batch.suspect:
+            elif allowed and not batch.suspect:
                 if not lane.dying:
                     self._drain(lane)
                 if lane.attempt is attempt and self._start(batch, lane):

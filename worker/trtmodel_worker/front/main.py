@@ -10,6 +10,7 @@ import logging
 import os
 import resource
 import signal
+from typing import NoReturn
 
 from trtmodel_worker.front.control import ControlEndpoints
 from trtmodel_worker.front.endpoints import Endpoints, Limits
@@ -32,14 +33,23 @@ _MOST_CONNECTIONS = 16384
 _MOST_INNER_CONNECTIONS = 64  # of the control and the metrics port
 
 
-def main() -> int:
-    """Serve until SIGTERM. Returns the exit code."""
+def main() -> NoReturn:
+    """Serve until SIGTERM. Ends the process."""
     lines = Log()
+    try:
+        code = _run()
+    except Exception:
+        log.critical("this worker ends by a defect", exc_info=True)
+        code = 1
+    lines.close()
+    os._exit(code)  # a thread may still wait for a storage that does not answer
+
+
+def _run() -> int:
     try:
         settings = from_environment(os.environ)
     except SettingsError as e:
         log.critical("%s", e)
-        lines.close()
         return 2
     # Its memory holds credentials: no core file, and no other process of this user may look into it.
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_DUMPABLE, 0)
@@ -48,9 +58,7 @@ def main() -> int:
     ask_for_slices(FRONT_SECONDS)
     loop = _new_loop()
     asyncio.set_event_loop(loop)
-    code = loop.run_until_complete(serve(settings))
-    lines.close()
-    os._exit(code)  # a thread may still wait for a storage that does not answer
+    return loop.run_until_complete(serve(settings))
 
 
 async def serve(settings: Settings) -> int:

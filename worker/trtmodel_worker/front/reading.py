@@ -13,6 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 from trtmodel_worker.front.artifacts import Refused
+from trtmodel_worker.slices import ask_for_slices
 
 T = TypeVar("T")
 THREADS = 2
@@ -23,7 +24,8 @@ class Reading:
 
     def __init__(self, name: str) -> None:
         self.hanging = 0
-        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix=name)
+        # The loop's slices are not for who hashes gigabytes.
+        self._threads = ThreadPoolExecutor(THREADS, name, ask_for_slices, (0.0,))
 
     async def run(self, seconds: float, what: str, work: Callable[[], T], lost: Callable[[T], None]) -> T:
         """What `work` returns or raises. After `seconds`, or when it is cancelled, nobody waits any more: then `lost`

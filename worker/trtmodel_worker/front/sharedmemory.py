@@ -20,7 +20,7 @@ from trtmodel_worker.front.models import Invalid
 from trtmodel_worker.host.reading import Unread, read_into
 
 DIRECTORY = "/dev/shm"  # noqa: S108 - POSIX shared memory: where shm_open has its files on Linux
-MAX_REGIONS = 256  # an open file each
+MAX_REGIONS = 256  # two open files each
 _MOST_OFFSET = 1 << 62
 _MOST_NAME = 256
 
