@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from trtmodel_operator import logs
 from trtmodel_operator.metrics import OperatorMetrics
 from trtmodel_operator.ports import Cluster, ClusterError, Conflict, Key
-from trtmodel_operator.queue import AGAIN, WorkQueue
+from trtmodel_operator.queue import AGAIN, CHANGED, WorkQueue
 
 WORKERS = 32  # passes at a time: most of a pass is waiting for answers
 RESYNC = 300.0  # seconds
@@ -187,7 +187,9 @@ class Controller:
                 self._broken()
                 return
             else:
-                for key in [*gone, *(key for key in listed if key not in known)]:
+                for key in gone:  # for the last time, so also after a pass under way, which may not know it yet
+                    self._queue.add(key, CHANGED)
+                for key in [key for key in listed if key not in known]:
                     self._queue.add(key, AGAIN)
                 round_ = round_ or deque(key for key in listed if key in known)
                 known = set(listed)

@@ -17,7 +17,10 @@ from typing import Any
 import aiohttp
 
 FIRST, MOST = 0.2, 15.0  # seconds between two requests of a kind; less than `informing.REQUEST_SECONDS`
-CALM = 60.0  # seconds after which nothing is held back any more; a quiet watch is opened again after 70
+CALM = 60.0  # seconds from one list to the next, after which it is not held back
+# Seconds after which a watch was no short one. (Many proxies end a quiet connection after 30 or 60: if that counted,
+# what people change would wait for up to MOST, again and again.)
+LASTED = 5.0
 GONE = 410  # a version that is too old: kopf lists again
 _HEAD = 40  # bytes of an event, of which the type is the first field
 
@@ -26,7 +29,7 @@ Send = Callable[[aiohttp.ClientRequest], Awaitable[aiohttp.ClientResponse]]
 
 class Pace:
     """A middleware of aiohttp: of lists of one path, and of its watches, each is held back for longer than the one
-    before, unless the last is long ago. Watches give whole events, and none of a server that failed."""
+    before, unless the last is long ago (CALM, LASTED). Watches give whole events, and none of a server that failed."""
 
     def __init__(
         self,
@@ -50,7 +53,8 @@ class Pace:
     async def turn(self, path: str, is_watch: bool) -> None:
         key = path, is_watch
         sent, held = self._last.get(key, (-CALM, 0.0))
-        held = 0.0 if self._now() - sent >= CALM else min(MOST, max(FIRST, held * 2))
+        long_ago = self._now() - sent >= (LASTED if is_watch else CALM)
+        held = 0.0 if long_ago else min(MOST, max(FIRST, held * 2))
         if held:
             await self._sleep(held * (0.75 + 0.25 * self._jitter()))
         self._last[key] = self._now(), held

@@ -6,6 +6,7 @@ Without --url the way to a worker is `kubectl port-forward` to the model's Servi
 from __future__ import annotations
 
 import argparse
+import collections
 import contextlib
 import http.client
 import json
@@ -213,10 +214,8 @@ def _forwarded(namespace: str, model: Json, options: argparse.Namespace) -> Iter
         if match is None:
             process.kill()
             raise Failed(f"no way to service/{service}: {plain(process.stderr.read()) or 'no answer of kubectl'}")
-        drain = threading.Thread(
-            target=lambda: [None for _ in process.stdout or ()], daemon=True
-        )  # a line a connection
-        drain.start()
+        for told in (process.stdout, process.stderr):  # a line a connection: a full pipe would stop the forwarding
+            threading.Thread(target=collections.deque, args=(told, 0), daemon=True).start()
         yield urlsplit(f"http://127.0.0.1:{match[1]}")
     finally:
         timer.cancel()

@@ -49,8 +49,9 @@ def cannot_be_held(turn: Turn) -> Outcome | None:
     gone_back = step.failed if step is not None else {}
     workers = [w for w in facts.present(turn.seen) if w.target not in gone_back]
     platform = trial(turn.memory)
-    if platform is not None:  # those of before say nothing about it
-        workers = fleet.newcomers(turn)
+    if platform is not None and turn.memory.stable is not None:
+        # Workers of before say nothing about it; and of the engines stable may have got some since it began.
+        workers, candidate = fleet.newcomers(turn), turn.memory.stable
         if (found := platforms.hopeless(turn)) is not None:
             return _fail(turn, *found)
     for worker in workers:

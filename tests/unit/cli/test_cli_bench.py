@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import stat
 import threading
+import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -22,11 +24,12 @@ INPUTS = [{"name": "bytes", "datatype": "INT32", "shape": [-1, 2048]}, {"name": 
 
 
 class Model:
-    """Answers every `failing`-th request with 503; the revision changes after `changes` requests."""
+    """Answers every `failing`-th request with 503, after `takes` seconds; the revision changes after `changes`
+    requests."""
 
     def __init__(self) -> None:
         self.bodies: list[tuple[bytes, Any]] = []
-        self.failing, self.changes = 0, 0
+        self.failing, self.changes, self.takes = 0, 0, 0.0
         model, lock = self, threading.Lock()
 
         class Handler(BaseHTTPRequestHandler):
@@ -43,6 +46,7 @@ class Model:
                 with lock:
                     model.bodies.append((body, self.headers))
                     count = len(model.bodies)
+                time.sleep(model.takes)
                 bad = model.failing and count % model.failing == 0
                 self._answer(503 if bad else 200, {}, "second" if model.changes and count > model.changes else "first")
 
@@ -132,6 +136,28 @@ def test_without_an_address_kubectl_forwards_a_port_and_the_profile_knows_the_si
     code, found = measured(trtmodel)
     assert (code, found["answered"] > 0) == (0, True)
     assert (tmp_path / "words").read_text().split() == ["port-forward", "-n", "ml", "service/magika", ":http"]
+
+
+def test_what_kubectl_tells_of_connections_does_not_stop_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kubectl, told = tmp_path / "kubectl", tmp_path / "told"
+    more_than_a_pipe = "head -c 300000 /dev/zero >&2\nhead -c 300000 /dev/zero"
+    kubectl.write_text(
+        f'#!/bin/sh\necho "Forwarding from 127.0.0.1:1 -> 8080"\n{more_than_a_pipe}\ntouch {told}\nexec sleep 60\n'
+    )
+    kubectl.chmod(kubectl.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("KUBECTL", str(kubectl))
+    options = argparse.Namespace(name="magika", kubeconfig="", context="")
+    with bench._forwarded("ml", {}, options):
+        deadline = time.monotonic() + 20
+        while not told.exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert told.exists()
+
+
+def test_answers_that_come_after_the_last_request_count_with_their_time(model: Model, trtmodel: Type) -> None:
+    model.takes = 1.0
+    _, found = measured(trtmodel, "--url", model.url)
+    assert found["seconds"] >= found["latencyMs"]["max"] / 1e3 >= 1.0
 
 
 def test_what_cannot_be_reached_is_told(model: Model, trtmodel: Type) -> None:

@@ -318,6 +318,15 @@ def test_an_engine_that_fails_on_an_old_worker_says_nothing_about_the_new_ones()
     assert (told.rule, told.situation.reason) == ("cannot_be_held", "EngineFailed")
 
 
+def test_an_engine_that_stable_got_since_the_trial_began_fails_it_too() -> None:
+    seen = on_trial(changed())
+    assert seen.memory.candidate is not None
+    seen = replace(seen, memory=replace(seen.memory, candidate=replace(seen.memory.candidate, artifacts=())))
+    (fresh,) = new_ones(seen)
+    told = decide(with_engine(seen, fresh.uid, A, state=EngineState.FAILED, message="no memory"))
+    assert (told.rule, told.situation.reason) == ("cannot_be_held", "EngineFailed")
+
+
 @pytest.mark.parametrize("trouble", ["CrashLoopBackOff", "InvalidImageName", "RunContainerError"])
 def test_a_container_that_will_never_start_takes_it_back_at_once(trouble: str) -> None:
     seen = obey(changed(), decide(changed()))

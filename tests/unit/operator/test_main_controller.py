@@ -102,6 +102,31 @@ def test_the_resync_goes_on_after_a_list_that_failed_and_finds_what_no_event_tol
     play(scene)
 
 
+def test_what_is_found_to_be_gone_gets_a_pass_after_the_one_under_way() -> None:
+    async def scene() -> None:
+        seen: list[Key] = []
+        found = asyncio.Event()
+
+        async def reconcile(key: Key) -> None:
+            seen.append(key)
+            await found.wait()
+
+        cluster = Cluster()
+        stage = Stage(reconcile, cluster, resync=0.02)
+        cluster.down = True
+        stage.controller.start()
+        stage.witness.deliver(A, "1")
+        stage.queue.add(A)
+        await until(lambda: seen == [A])
+        cluster.down = False
+        await until(lambda: not stage.witness.delivered(A))  # a list showed it
+        found.set()
+        await until(lambda: seen == [A, A])
+        await stage.controller.stop()
+
+    play(scene)
+
+
 def test_what_is_known_is_looked_at_again_one_by_one_and_what_is_new_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(controllers, "AGAIN_RATE", 0.001)  # so that a list brings one of them
 
