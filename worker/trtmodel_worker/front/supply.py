@@ -35,7 +35,7 @@ class Supply:
 
     async def reach(self, storage: Storage) -> None:
         """Engines will be fetched from there. Whatever goes wrong, the fetch will tell."""
-        with contextlib.suppress(Refused):
+        with contextlib.suppress(Exception):  # a store may answer nonsense: no reason to end a worker
             reach = functools.partial(self._reach, storage)
             await self._preparing.run(self._settings.prepare_seconds, "the storage", reach, lambda _: None)
 
