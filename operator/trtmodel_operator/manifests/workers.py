@@ -145,7 +145,7 @@ def _worker_pod(model: ModelRef, spec: Spec, apply: ApplyWorkload, settings: Map
         ],
         # Half an hour for the first engine: liveness must not kill a worker that still loads.
         "startupProbe": {**ready, "periodSeconds": 1, "failureThreshold": 1800},
-        "readinessProbe": {**ready, "periodSeconds": 2, "failureThreshold": 2},
+        "readinessProbe": {**ready, "periodSeconds": 1, "failureThreshold": 2},
         # One that hangs takes no notice of SIGTERM: it must not have the minute in which others finish their requests.
         "livenessProbe": {**live, "periodSeconds": 10, "failureThreshold": 3, "terminationGracePeriodSeconds": 10},
         "resources": pods.resources(RESOURCES, settings.get("resources"), apply.target.gpus),

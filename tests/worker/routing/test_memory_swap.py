@@ -85,6 +85,24 @@ def test_policy_resource_leaves_service_answers_until_the_endpoints_know_and_com
     assert memory(worker).policy is MemoryPolicy.RESOURCE
 
 
+def test_a_worker_that_leaves_service_answers_as_long_as_anybody_comes_and_sends_each_client_elsewhere(
+    start_worker: Callable[..., WorkerProcess], engines: list[Any]
+) -> None:
+    worker = started(start_worker(TRTMODEL_MEMORY_POLICY="Resource", TRTMODEL_DRAIN_SECONDS="0"), engines[0])
+    stays = worker.infer_rows([[1] * 4])
+    assert "connection" not in stays.headers
+    worker.desire(engines[1], standby=engines[0], may_drain=True)
+    eventually(lambda: worker.get("/v2/health/ready").status == 503, "it is not ready")
+    over = time.monotonic() + 3.0
+    while time.monotonic() < over:  # longer than the drain delay, and than a pause that would count as quiet
+        answer = worker.infer_rows([[1] * 4])
+        assert (answer.status, answer.revision) == (200, REVISION_1)
+        assert answer.headers["connection"] == "close"
+    worker.wait_routed(engines[1].manifest_digest)
+    worker.wait_ready()
+    assert worker.infer_rows([[1] * 4]).revision == REVISION_2
+
+
 def _is_not_resident(worker: WorkerProcess, engine: Any) -> bool:
     found = worker.engine(engine.manifest_digest)
     return found is not None and (found.state, found.reason) == (EngineState.FETCHING, NOT_RESIDENT)

@@ -195,7 +195,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         self._busy = None
         self._finished(request)
-        if self._server.closing and not self._pending:
+        if (self._server.closing or self._server.leaving()) and not self._pending:
             request.ending = _CLOSE
         size = len(body)
         if request.method == b"HEAD":

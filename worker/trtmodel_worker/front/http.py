@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 
 from trtmodel_worker.front.connection import BUFFER_BYTES, Connection
@@ -20,14 +21,16 @@ AT_A_TIME = 2  # of the gateway's requests
 
 class HttpServer:
     """One listening port. `staging_bytes` bounds the bodies that are held at once, `most` the connections: when there
-    are more, the one that was idle for the longest is closed."""
+    are more, the one that was idle for the longest is closed. While `leaving` says so, every answer tells its client to
+    connect anew, as after `announce_end`: a connection that is kept open would lead here for ever."""
 
-    def __init__(self, app: App, staging_bytes: int, most: int) -> None:
+    def __init__(self, app: App, staging_bytes: int, most: int, leaving: Callable[[], bool] = lambda: False) -> None:
         self.app = app
         self.most = most
         self.staged = 0
         self.staging_bytes = staging_bytes
         self.closing = False
+        self.leaving = leaving
         self.memory = bytearray(BUFFER_BYTES)  # one for all connections: it is consumed before the next read
         self.view = memoryview(self.memory)
         self.heads = Heads()

@@ -76,7 +76,7 @@ async def serve(settings: Settings) -> int:
         settings.model, settings.runtime, worker.router, limits, is_ready, shadow,
         settings.shared_memory_prefix, tracing,
     )  # fmt: skip
-    server = HttpServer(endpoints, settings.staging_bytes, _most_connections())
+    server = HttpServer(endpoints, settings.staging_bytes, _most_connections(), lambda: worker.swapper.room.leaving)
     control = HttpServer(ControlEndpoints(worker), 64 * MIB, _MOST_INNER_CONNECTIONS)
     metrics = HttpServer(MetricsEndpoints(worker, endpoints, server), MIB, _MOST_INNER_CONNECTIONS)
     told = asyncio.Event()

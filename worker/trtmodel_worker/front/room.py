@@ -25,6 +25,8 @@ from trtmodel_worker.front.router import Router
 log = logging.getLogger(__name__)
 _RETURN_SECONDS = 5.0  # what was unloaded gives its memory back within so long: a driver takes a moment
 _POLL_SECONDS = 0.1
+_QUIET_SECONDS = 1.0  # without a request: whoever is routed by endpoints has taken note
+_MOST_WAIT_SECONDS = 15.0  # for that: clients that know the worker's own address never will
 
 
 class Rests(Exception):
@@ -33,14 +35,15 @@ class Rests(Exception):
 
 @dataclass(frozen=True)
 class MemoryRules:
-    """`policy`, `allow_downtime` and `hosts` are the settings'. `leave_seconds`: how long a worker that leaves service
-    still answers, since endpoints lag behind. `free`: what is free now."""
+    """`policy`, `allow_downtime` and `hosts` are the settings'. `leave_seconds`: how long at least a worker that leaves
+    service still answers, since endpoints lag behind. `free`: what is free now. `batches`: how many were run so far."""
 
     policy: str
     allow_downtime: bool
     hosts: int
     leave_seconds: float
     free: Callable[[], Awaitable[Free]]
+    batches: Callable[[], int]
 
 
 @dataclass(frozen=True)
@@ -107,7 +110,7 @@ class Room:
     async def _leave_service(self, entry: Entry) -> None:
         self.leaving = True
         self._on_change()
-        await asyncio.sleep(self._rules.leave_seconds)
+        await self._until_nobody_comes()
         table = self._router.table
         if table is not None:
             answering = table.candidate if table.candidate is not None and table.weight >= 100 else table.stable
@@ -115,6 +118,17 @@ class Room:
         self._router.unroute()
         loaded = [e for e in self._entries() if e.engine is not None and e is not entry]
         await self._give_up(loaded, f"memory holds one engine, and revision {entry.artifact.revision} is loaded")
+
+    async def _until_nobody_comes(self) -> None:
+        """A probe has to fail twice, and then endpoints and proxies follow: on a busy node that took longer than any
+        time that is right for a quiet one, and requests met a worker without an engine."""
+        await asyncio.sleep(self._rules.leave_seconds)
+        over = time.monotonic() + _MOST_WAIT_SECONDS
+        seen, quiet_from = self._rules.batches(), time.monotonic()
+        while quiet_from + _QUIET_SECONDS > time.monotonic() < over:
+            await asyncio.sleep(_POLL_SECONDS)
+            if (now := self._rules.batches()) != seen:
+                seen, quiet_from = now, time.monotonic()
 
     async def _give_up(self, entries: list[Entry], why: str) -> None:
         for entry in entries:

@@ -100,7 +100,7 @@ class Worker:
         self.swapper = Swapper(
             self.router, self.windows, self._load, settings.request_seconds + 5.0, self.changed, self._tidy,
             MemoryRules(settings.memory_policy, settings.allow_downtime, settings.hosts, settings.drain_seconds,
-                        self._free_memory),
+                        self._free_memory, self._batches),
         )  # fmt: skip
 
         self.golden = GoldenTraffic(
