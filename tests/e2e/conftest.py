@@ -27,6 +27,9 @@ NAMESPACES = (
     "e2e-gone",
     "e2e-keys",
     "e2e-targets",
+    "e2e-faults",
+    "e2e-memory",
+    "e2e-scenarios",
 )
 KEEP = os.environ.get("TRTMODEL_E2E_KEEP") == "1"
 DELETE_SECONDS = 120
