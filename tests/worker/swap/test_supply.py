@@ -17,6 +17,7 @@ NAMES = ("POD_NAME", "POD_UID", "POD_NAMESPACE", "TRTMODEL_MODEL", "TRTMODEL_MOD
 def test_a_store_that_answers_nonsense_at_the_first_touch_ends_no_worker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    (tmp_path / "engines").mkdir()
     touched: list[str] = []
 
     def now(_: DirectoryStore) -> float:
