@@ -85,6 +85,8 @@ def extend(turn: Turn) -> Outcome | None:
         return _not_staged(turn, resolved, needs)
     outcome, keys = _make(turn, resolved, needs), ", ".join(n.load_key for n in needs if n.load_key)
     on_trial = deployed is turn.memory.candidate and turn.memory.stable is not None
+    if members.trial(turn.memory) is not None:  # of other workers: only what they lack themselves holds them up
+        on_trial = not any(need.image for need in needs)
     if on_trial and not outcome.actions and outcome.situation.reason not in _ANSWERS:
         return None
     if not keys or outcome.situation.stage is not Stage.BUILDING:

@@ -28,6 +28,7 @@ from decide_scene import (
     with_worker,
 )
 from trtmodel_contract.control import EngineState
+from trtmodel_contract.jobs import JobResult, Reason
 from trtmodel_operator import manifests
 from trtmodel_operator.conditions import status
 from trtmodel_operator.decide.platforms import wanted_platform
@@ -316,6 +317,22 @@ def test_an_engine_that_fails_on_an_old_worker_says_nothing_about_the_new_ones()
     (fresh,) = new_ones(seen)
     told = decide(with_engine(seen, fresh.uid, A, state=EngineState.FAILED, message="no memory"))
     assert (told.rule, told.situation.reason) == ("cannot_be_held", "EngineFailed")
+
+
+def test_an_engine_that_cannot_be_built_for_an_old_worker_ends_no_trial() -> None:
+    seen = on_trial(changed())
+    old = next(w for w in seen.workers if w.uid not in {n.uid for n in new_ones(seen)})
+    assert old.report is not None
+    other = replace(old.report.load_key, device="gpu-NVIDIA-L4-cc8.9")
+    seen = with_worker(seen, old.uid, ready=False, report=replace(old.report, load_key=other, models={}))
+    decision = decide(seen)
+    assert [job.load_key for job in of(decision, CreateJob)] == [str(other)]
+    failed = finished(obey(seen, decision), JobKind.BUILD, JobResult(Reason.OPERATOR_UNSUPPORTED, "node 7"))
+    for _ in range(3):
+        failed = with_worker(failed, old.uid, ready=False, report=replace(old.report, load_key=other, models={}))
+        decision = decide(failed)
+        assert (decision.rule, decision.memory.candidate is not None) == ("watch", True)
+        failed = obey(failed, decision)
 
 
 def test_an_engine_that_stable_got_since_the_trial_began_fails_it_too() -> None:
