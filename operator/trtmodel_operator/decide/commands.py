@@ -14,7 +14,7 @@ from trtmodel_contract.control import EngineState
 
 from trtmodel_operator import facts, reasons
 from trtmodel_operator.decide import builds, goback, platforms
-from trtmodel_operator.decide.members import RESUMPTION, awaited
+from trtmodel_operator.decide.members import RESUMPTION, awaited, trial
 from trtmodel_operator.decide.steps import go_on
 from trtmodel_operator.decide.turn import Outcome, Turn, drop_candidate, record, reject, roll_back
 from trtmodel_operator.decide.workers import new_window
@@ -197,9 +197,13 @@ def _under_way(turn: Turn) -> str:
 
 
 def _means(turn: Turn, command: Command, under_way: str) -> bool:
-    """Who knows the revision that serves, and not the platform's hash, means that its workers shall not change."""
-    platform = platforms.hash_in_the_making(turn) == under_way
-    return command.revision in ("", under_way) or (platform and command.revision == builds.wanted_revision(turn))
+    """Who knows the revision that serves, and not the platform's hash, means that its workers shall not change: while
+    others are pending as while they are on trial. At rest it comes too late."""
+    if command.revision in ("", under_way):
+        return True
+    tried, stable = trial(turn.memory), turn.memory.stable
+    platform = tried.hash if tried is not None else platforms.hash_in_the_making(turn)
+    return bool(platform) and platform == under_way and stable is not None and command.revision == stable.revision
 
 
 def _platform_of(turn: Turn, command: Command) -> tuple[str, ...]:

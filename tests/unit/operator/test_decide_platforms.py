@@ -393,6 +393,26 @@ def test_a_person_may_try_it_again(revision: str) -> None:
     assert decision.memory.rejected == ()
 
 
+@pytest.mark.parametrize("named", ["its hash", A])
+@pytest.mark.parametrize("when", ["pending", "on trial"])
+def test_the_revision_that_serves_means_its_workers_while_others_are_pending_or_tried(when: str, named: str) -> None:
+    seen = changed() if when == "pending" else on_trial(changed())
+    name = hash_of(seen) if named == "its hash" else named
+    aborted = decide(replace(seen, command=Command("abort", name, f"abort@{name}#1"))).memory
+    assert (aborted.candidate, [r.revision for r in aborted.rejected]) == (None, [hash_of(seen)])
+    paused = decide(replace(seen, command=Command("pause", name, f"pause@{name}#1"))).memory
+    assert paused.paused == f"pause@{name}#1"
+    resume = Command("resume", name, f"resume@{name}#2")
+    assert decide(replace(seen, memory=paused, command=resume)).memory.paused == ""
+
+
+@pytest.mark.parametrize("verb", ["pause", "resume", "abort"])
+def test_at_rest_a_command_that_names_the_revision_that_serves_comes_too_late(verb: str) -> None:
+    decision = decide(replace(serving(A), command=Command(verb, A, f"{verb}@{A}#1")))
+    assert [n.reason for n in decision.notices] == ["CommandIgnored"]
+    assert decision.memory.paused == ""
+
+
 # ---------------------------------------------------------------------------------------------------------------
 # what is told
 # ---------------------------------------------------------------------------------------------------------------
