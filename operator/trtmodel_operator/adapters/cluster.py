@@ -73,8 +73,10 @@ class KubernetesCluster:
     async def get_model(self, key: Key) -> Json | None:
         if self._models is not None and (kept := self._models.get(key)) is not None:
             return kept
+        drops = self._models.drops if self._models is not None else 0
         found = await self._api.get(_model_path(key))
-        if self._models is not None and found is not None:
+        # Another model's drop costs one more question; to keep one that was deleted meanwhile would cost more.
+        if self._models is not None and found is not None and self._models.drops == drops:
             self._models.put(found)
         return found
 
@@ -149,7 +151,7 @@ class KubernetesCluster:
 
     def _wrote_model(self, answer: Json) -> Json:
         if self._models is not None:
-            self._models.put(answer)
+            self._models.answered(answer)
         return answer
 
     def _doubt(self, key: Key) -> None:

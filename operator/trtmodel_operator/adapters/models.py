@@ -21,6 +21,7 @@ class KeptModels:
 
     def __init__(self) -> None:
         self._texts: dict[Key, tuple[int, bytes]] = {}
+        self.drops = 0  # how often anything was dropped: what was asked for before a drop may be gone since
 
     def __len__(self) -> int:
         return len(self._texts)
@@ -43,12 +44,19 @@ class KeptModels:
             less = {**model, "metadata": {name: value for name, value in meta.items() if name != "managedFields"}}
             self._texts[key] = version, zlib.compress(orjson.dumps(less, default=dict), 1)
 
+    def answered(self, model: Mapping[str, Any]) -> None:
+        """The answer to a write of ours. It may come after the event that tells that the model is gone, so what is not
+        kept any more stays so: passes over a dead model would make children without an owner."""
+        meta = model["metadata"]
+        if (meta["namespace"], meta["name"]) in self._texts:
+            self.put(model)
+
     def drop(self, key: Key) -> None:
         """The next pass asks for it."""
         self._texts.pop(key, None)
+        self.drops += 1
 
     def compare(self, listed: Mapping[Key, str]) -> None:
-        """Drop what a list shows in another version, or not at all: an answer to a write of ours may come after the
-        event that tells that the model is gone."""
+        """Drop what a list shows in another version, or not at all: no watch is sure to tell everything."""
         for key in [key for key in self._texts if listed.get(key) != self.version(key)]:
             self.drop(key)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 from fakes.api_server import FakeApiServer
@@ -102,6 +103,44 @@ def test_a_model_that_is_gone_is_not_kept_for_ever_by_a_late_answer_to_a_write(a
         s.models.put(late)
         await s.cluster.list_models()
         assert await s.cluster.get_model(KEY) is None
+
+    play(api_server, scene)
+
+
+@pytest.mark.parametrize("asked", ["a write", "a question"])
+def test_an_answer_that_comes_after_the_end_of_its_model_is_not_kept(api_server: FakeApiServer, asked: str) -> None:
+    async def scene(s: Scene) -> None:
+        stored = s.server.put(model())
+        if asked == "a write":
+            s.models.put(stored)
+        real = s.cluster._api.apply if asked == "a write" else s.cluster._api.get
+
+        async def slow(*args: Any, **kwargs: Any) -> Any:
+            answer = await real(*args, **kwargs)
+            s.server.delete("trtmodels", "ml", "magika")
+            s.models.drop(KEY)  # as at the event DELETED
+            return answer
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(s.cluster._api, "apply" if asked == "a write" else "get", slow)
+            if asked == "a write":
+                await s.cluster.write_status(KEY, {"phase": "Serving"})
+            else:
+                assert await s.cluster.get_model(KEY) is not None
+        assert len(s.models) == 0
+        assert await s.cluster.get_model(KEY) is None
+
+    play(api_server, scene)
+
+
+def test_what_was_asked_for_is_kept_and_so_are_the_answers_to_writes_after_it(api_server: FakeApiServer) -> None:
+    async def scene(s: Scene) -> None:
+        s.server.put(model())
+        assert await s.source() == "s3://models/v1"
+        await s.cluster.write_status(KEY, {"phase": "Serving"})
+        found = await s.cluster.get_model(KEY)
+        assert found is not None
+        assert (found["status"], s.gets()) == ({"phase": "Serving"}, 1)
 
     play(api_server, scene)
 
