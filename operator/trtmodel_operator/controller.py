@@ -54,6 +54,10 @@ class Witness:
         self._delivered[key], self._asked[key] = version, asked
         return news
 
+    def missed(self, listed: Mapping[Key, str]) -> list[Key]:
+        """Keys that a list shows in a newer version than came last: that event is late, or lost for good."""
+        return [key for key, came in self._delivered.items() if came and key in listed and int(listed[key]) > int(came)]
+
     def compare(self, listed: Mapping[Key, str]) -> list[Key]:
         """Keys that were delivered and are gone: no event tells of an object that was deleted while the watch was
         down. Raises WatchBroken at the second list in a row that shows something lost."""
@@ -187,7 +191,8 @@ class Controller:
                 self._broken()
                 return
             else:
-                for key in gone:  # for the last time, so also after a pass under way, which may not know it yet
+                # What is gone gets its last pass also after one under way, which may not know it yet.
+                for key in [*gone, *self._witness.missed(listed)]:
                     self._queue.add(key, CHANGED)
                 for key in [key for key in listed if key not in known]:
                     self._queue.add(key, AGAIN)

@@ -9,7 +9,7 @@ from trtmodel_operator import controller as controllers
 from trtmodel_operator.controller import Controller, WatchBroken, Witness
 from trtmodel_operator.metrics import OperatorMetrics
 from trtmodel_operator.ports import ClusterError, Conflict, Key
-from trtmodel_operator.queue import WorkQueue
+from trtmodel_operator.queue import AGAIN, CHANGED, WorkQueue
 
 A: Key = ("ml", "a")
 B: Key = ("ml", "b")
@@ -122,6 +122,29 @@ def test_what_is_found_to_be_gone_gets_a_pass_after_the_one_under_way() -> None:
         await until(lambda: not stage.witness.delivered(A))  # a list showed it
         found.set()
         await until(lambda: seen == [A, A])
+        await stage.controller.stop()
+
+    play(scene)
+
+
+def test_an_edit_that_no_event_told_gets_a_pass_at_the_next_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene() -> None:
+        added: list[tuple[Key, int]] = []
+
+        async def reconcile(_: Key) -> None: ...
+
+        cluster = Cluster(a="9", b="9")
+        stage = Stage(reconcile, cluster, resync=0.02)
+        for key in cluster.models:
+            stage.witness.deliver(key, "9")
+        add = stage.queue.add
+        monkeypatch.setattr(stage.queue, "add", lambda key, rank: (added.append((key, rank)), add(key, rank)))
+        stage.controller.start()
+        await until(lambda: cluster.lists >= 2)
+        assert {rank for _, rank in added} == {AGAIN}
+        cluster.models[B] = "10"
+        await until(lambda: (B, CHANGED) in added)
+        assert (A, CHANGED) not in added
         await stage.controller.stop()
 
     play(scene)
@@ -326,6 +349,15 @@ def test_a_watch_that_delivers_nothing_any_more_is_found_broken_at_the_third_lis
     witness.compare({A: "2"})
     with pytest.raises(WatchBroken, match="1 TRTModels, such as ml/a"):
         witness.compare({A: "3"})
+
+
+def test_only_what_a_list_shows_newer_than_what_came_was_missed() -> None:
+    witness = Witness()
+    witness.deliver(A, "9")
+    assert witness.missed({A: "9", B: "12"}) == []  # of B nothing came yet: it is new
+    assert witness.missed({A: "8"}) == []  # its event was faster than the list
+    assert witness.missed({}) == []
+    assert witness.missed({A: "10"}) == [A]
 
 
 def test_a_watch_that_recovers_is_trusted_again() -> None:
