@@ -81,10 +81,7 @@ def _shares(turn: Turn, target: Target, main: Platform) -> Iterator[tuple[Platfo
         new, old = _exchange(turn, target, wanted, _replicas(turn, target, tried), _replicas(turn, target, main))
         yield main, old
         yield tried, new
-    for workload in leaving(turn, target.name):
-        platform = _platform_of(workload)
-        if platform.pod:  # of what it was made nobody knows: it goes as a whole
-            yield platform, _left(turn, target, workload, wanted)
+    yield from _left(turn, target, wanted)
 
 
 def _exchange(turn: Turn, target: Target, wanted: int, new: int, old: int) -> tuple[int, int]:
@@ -112,18 +109,25 @@ def _exchange(turn: Turn, target: Target, wanted: int, new: int, old: int) -> tu
     return coming, least if old <= least else max(least, min(old, wanted - serving))
 
 
-def _left(turn: Turn, target: Target, workload: ObservedWorkload, wanted: int) -> int:
-    """One that is in trouble answers nobody and goes at once. Where main's workers find no room, one more leaves for
-    them, but never the last that is ready."""
-    workers = facts.present(turn.seen, target.name)
-    mine = [w for w in workers if w.platform == workload.platform]
-    others = [w for w in workers if w.platform != workload.platform]
-    serving = turn.memory.stable or turn.memory.candidate
-    keep = max(0, wanted - sum(facts.serves(turn.seen, w, serving) for w in others))
-    ready = sum(w.ready for w in workers)
-    if keep and without_room(others) and (ready > 1 or turn.spec.rollout.allow_downtime):
-        keep -= 1
-    return min(workload.replicas, keep, sum(not w.trouble for w in mine))
+def _left(turn: Turn, target: Target, wanted: int) -> Iterator[tuple[Platform, int]]:
+    """Of the platforms that leave. They make up together what main's workers lack, so each counts only those that stay:
+    where each counted the others', all went at once. One that is in trouble answers nobody and goes at once. Where
+    main's workers find no room, one more leaves for them, but never the last that is ready."""
+    workers, going = facts.present(turn.seen, target.name), leaving(turn, target.name)
+    serving, hashes = turn.memory.stable or turn.memory.candidate, {w.platform for w in going}
+    stay = [w for w in workers if w.platform not in hashes]
+    lacking = wanted - sum(facts.serves(turn.seen, w, serving) for w in stay)
+    spare = sum(w.ready for w in workers) > 1 and (lacking > 1 or any(w.ready for w in stay))
+    if lacking > 0 and without_room(stay) and (spare or turn.spec.rollout.allow_downtime):
+        lacking -= 1
+    for workload in sorted(going, key=lambda w: w.name):
+        platform = _platform_of(workload)
+        if not platform.pod:  # of what it was made nobody knows: it goes as a whole
+            continue
+        mine = [w for w in workers if w.platform == workload.platform]
+        keep = min(workload.replicas, max(0, lacking), sum(not w.trouble for w in mine))
+        lacking -= min(keep, sum(facts.serves(turn.seen, w, serving) for w in mine))
+        yield platform, keep
 
 
 def _replicas(turn: Turn, target: Target, platform: Platform) -> int:

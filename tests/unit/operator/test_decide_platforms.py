@@ -250,6 +250,55 @@ def test_what_is_taken_back_leaves_as_the_old_ones_are_ready_again() -> None:
     assert replicas(seen) == {old.hash: 4}
 
 
+def two_leave(count: int, **changes: Any) -> Scene:
+    """The workers of two platforms that nobody wants any more serve, as many of each as are promised, and main's do
+    not yet."""
+    seen = serving(A, replicas=count)
+    for annotation in ("b", "c"):
+        hash_ = hash_of(edited(seen, serving__pod={"annotations": {"team": annotation}}))
+        name = manifests.workload_name(seen.model, "default", hash_)
+        left = replace(seen.workloads[0], name=name, platform=hash_, pod='{"annotations":{}}')
+        mine = [w for w in seen.workers if w.platform == seen.workloads[0].platform]
+        theirs = [replace(w, uid=f"{annotation}{w.uid}", pod=f"{annotation}{w.pod}", platform=hash_) for w in mine]
+        pointer = replace(seen.pointers[0], name=name)
+        seen = replace(
+            seen,
+            workloads=(*seen.workloads, left),
+            workers=(*seen.workers, *theirs),
+            pointers=(*seen.pointers, pointer),
+        )
+    for worker in seen.workers[:count]:
+        seen = with_worker(seen, worker.uid, ready=False, **changes)
+    return seen
+
+
+def left(seen: Scene) -> int:
+    return sum(w.ready for w in seen.workers)
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_of_two_platforms_that_leave_as_many_stay_as_main_lacks(count: int) -> None:
+    seen = two_leave(count)
+    first = seen.workers[0]
+    for _ in range(4):
+        seen = obey(seen, decide(seen))
+        assert left(seen) == count
+    seen = obey(with_worker(seen, first.uid, ready=True), decide(with_worker(seen, first.uid, ready=True)))
+    assert left(seen) == count
+
+
+def test_one_of_two_that_leave_makes_room_for_mains_and_the_last_ready_one_stays() -> None:
+    nowhere = {"trouble": "Unschedulable", "report": None, "running": False}
+    for count, stay in ((4, 3), (2, 1), (1, 1)):
+        seen = two_leave(count, **nowhere)
+        for _ in range(4):
+            seen = obey(seen, decide(seen))
+        assert left(seen) == stay
+    (worker,) = [w for w in seen.workers if w.ready]
+    alone = decide(edited(seen, rollout__allowDowntime=True, rollout__memoryPolicy="Resource"))
+    assert {w.platform.hash: w.replicas for w in of(alone, ApplyWorkload)}[worker.platform] == 0
+
+
 def without_room(seen: Scene) -> Scene:
     """The new worker finds no node."""
     seen = obey(seen, decide(seen))
