@@ -143,8 +143,14 @@ def _worker_pod(model: ModelRef, spec: Spec, apply: ApplyWorkload, settings: Map
             {"name": "control", "containerPort": CONTROL_PORT, "protocol": "TCP"},
             {"name": "metrics", "containerPort": METRICS_PORT, "protocol": "TCP"},
         ],
-        # Half an hour for the first engine: liveness must not kill a worker that still loads.
-        "startupProbe": {**ready, "periodSeconds": 1, "failureThreshold": 1800},
+        # Half an hour for the first engine: liveness must not kill a worker that still loads. The worker holds its "no"
+        # back for 4 s, so that its "yes" need not wait for the next look.
+        "startupProbe": {
+            **ready,
+            "httpGet": {"path": "/v2/health/ready?wait=4", "port": "http"},
+            "periodSeconds": 1,
+            "failureThreshold": 450,
+        },
         "readinessProbe": {**ready, "periodSeconds": 1, "failureThreshold": 2},
         # One that hangs takes no notice of SIGTERM: it must not have the minute in which others finish their requests.
         "livenessProbe": {**live, "periodSeconds": 10, "failureThreshold": 3, "terminationGracePeriodSeconds": 10},

@@ -280,8 +280,11 @@ def test_a_worker_is_replaced_only_when_its_successor_is_ready_and_has_time_to_d
 def test_G07_a_worker_that_loads_its_first_engine_for_half_an_hour_is_not_killed() -> None:
     main = container(deployment())
     assert main["livenessProbe"]["terminationGracePeriodSeconds"] == 10
-    assert main["startupProbe"]["httpGet"]["path"] == "/v2/health/ready"  # liveness begins when it has succeeded once
-    assert main["startupProbe"]["periodSeconds"] * main["startupProbe"]["failureThreshold"] >= 1800
+    probe = main["startupProbe"]  # liveness begins when it has succeeded once
+    path, _, wait = probe["httpGet"]["path"].partition("?wait=")
+    assert path == "/v2/health/ready"
+    assert float(wait) < probe["timeoutSeconds"]
+    assert float(wait) * probe["failureThreshold"] >= 1800
 
 
 def test_the_users_pod_settings_are_merged_and_ours_stay() -> None:

@@ -63,6 +63,20 @@ def test_an_operator_that_is_faster_than_the_look_at_the_machine_is_followed_as_
     assert "NotStarted" not in worker.tail()
 
 
+def test_who_asks_whether_it_is_ready_may_wait_for_the_moment_in_which_it_is(
+    worker: WorkerProcess, engines: list[Any]
+) -> None:
+    worker.start()
+    worker.wait_listening()
+    begun = time.monotonic()
+    assert worker.get("/v2/health/ready?wait=0.5").status == 503
+    assert time.monotonic() - begun >= 0.5
+    assert worker.get("/v2/health/ready?wait=soon").status == 400
+    worker.point(engines[0])
+    eventually(lambda: worker.get("/v2/health/ready?wait=10").status == 200, "it is told")
+    assert worker.infer_rows([[1] * 4]).revision == REVISION_1
+
+
 def test_a_pointer_that_comes_later_or_changes_is_followed_if_its_sequence_is_higher(
     worker: WorkerProcess, engines: list[Any]
 ) -> None:

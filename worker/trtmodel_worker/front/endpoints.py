@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import parse_qs
 
 import orjson
 from trtmodel_contract.control import EngineState
@@ -40,6 +43,8 @@ _BINARY_TYPES = (b"application/octet-stream", b"application/vnd.sagemaker-triton
 _SMALL_BODY = 64 * 1024
 _PLAIN = (b"", b"identity")
 _SHORT_PATH = 256
+_MOST_WAIT_SECONDS = 10.0
+_READY_POLL_SECONDS = 0.02
 _known_path = functools.lru_cache(maxsize=128)(parse_path)
 
 
@@ -73,6 +78,7 @@ class Endpoints:
         self._regions = Regions(shared_memory_prefix)
         self._compression = Compression(self._refuse)
         self._tracing = tracing or Tracing()
+        self._waiting: set[asyncio.Task[None]] = set()
         self.unrouted: dict[int, int] = {}  # answers that no engine had a part in, by status
         self._hot = f"/v2/models/{model}/infer".encode()
         self._hot_path = Path("infer", model)
@@ -242,8 +248,7 @@ class Endpoints:
             case "live":
                 self._say(request, 200, {"live": True})
             case "ready":
-                ready = self._is_ready()
-                self._say(request, 200 if ready else 503, {"ready": ready}, b"" if ready else RETRY_AFTER)
+                self._answer_ready(request)
             case "server":
                 self._say(
                     request, 200, {"name": "trtmodel", "version": product_version(), "extensions": self._extensions()}
@@ -260,6 +265,33 @@ class Endpoints:
                 self._answer_about_memory(request, path)
             case _:
                 self._answer_about_model(request, path)
+
+    def _answer_ready(self, request: Request) -> None:
+        """`?wait=4` holds a "no" back for so many seconds, in case it becomes a "yes": the kubelet asks each second at
+        most, which would keep a new worker idle for half of one on average."""
+        try:
+            wait = min(_MOST_WAIT_SECONDS, float(parse_qs(request.query.decode()).get("wait", ["0"])[0]))
+        except ValueError:
+            self._refuse(request, 400, "wait must be a number of seconds")
+            return
+        if self._is_ready() or not wait > 0:
+            self._say_ready(request)
+            return
+        task = asyncio.create_task(self._say_ready_later(request, wait))
+        self._waiting.add(task)
+        task.add_done_callback(self._waiting.discard)
+        request.on_gone = task.cancel
+
+    async def _say_ready_later(self, request: Request, wait: float) -> None:
+        for _ in range(math.ceil(wait / _READY_POLL_SECONDS)):
+            if self._is_ready():
+                break
+            await asyncio.sleep(_READY_POLL_SECONDS)
+        self._say_ready(request)
+
+    def _say_ready(self, request: Request) -> None:
+        ready = self._is_ready()
+        self._say(request, 200 if ready else 503, {"ready": ready}, b"" if ready else RETRY_AFTER)
 
     def _answer_about_model(self, request: Request, path: Path) -> None:
         table = self._router.table
