@@ -35,6 +35,7 @@ ENVIRONMENT = {
     *(r.value for r in (Reason.STORAGE_UNAVAILABLE, Reason.ACCESS_DENIED, Reason.BUCKET_NOT_FOUND, Reason.NO_SPACE)),
     *("SignatureInvalid", "NotStarted", "HostNotStarted", "FetchTimeout", "StorageStuck", DEVICE_LOST),
 }
+_ROOM = "room, after "
 FAILING_LOOKS = 2  # at the latency: one may be a neighbour's doing
 
 
@@ -197,12 +198,18 @@ def deadline_passed(turn: Turn) -> Outcome | None:
     memory, spec = turn.memory, turn.seen.spec
     if spec is None or is_paused(turn):
         return None
-    now, deadline, word = turn.seen.now, spec.rollout.progress_deadline, _waiting_for(turn)
-    if word != memory.waiting:
-        turn.remember(waiting=word, waited=0.0, waited_at=now if word else 0.0)
-        return None
-    every = interval(spec)
+    now, deadline, every = turn.seen.now, spec.rollout.progress_deadline, interval(spec)
     looks = memory.step is not None and memory.step.seen_at > 0 and bool(facts.present(turn.seen))
+    word = _waiting_for(turn)
+    held = _until_room_lacked(memory.waiting, word)
+    if word and platforms.holds_for_room(turn):
+        stood = held or 0.0
+        if memory.waiting == word:
+            stood = memory.waited + (0.0 if looks else watched(now, memory.waited_at, every) or 0.0)
+        word = f"{_ROOM}{stood:.1f} s of {word}"
+    if word != memory.waiting:
+        turn.remember(waiting=word, waited=held or 0.0, waited_at=now if word else 0.0)
+        return None
     if word and not looks and memory.waited < deadline and not 0 <= now - memory.waited_at < every:
         counted = watched(now, memory.waited_at, every) or 0.0
         turn.remember(waited=memory.waited + counted, waited_at=now)
@@ -216,6 +223,13 @@ def deadline_passed(turn: Turn) -> Outcome | None:
     return roll_back(
         turn, reason or reasons.DEADLINE, f"no step was passed for {deadline:g} s; the last that was seen: {last}"
     )
+
+
+def _until_room_lacked(waiting: str, word: str) -> float | None:
+    """Where the clock of what is waited for stands while room lacks; None if `waiting` says no such thing. Begun anew
+    each time, room that comes and goes (an autoscaler, say) would leave a trial without a deadline."""
+    held = waiting.startswith(_ROOM) and waiting.endswith(f" s of {word}")
+    return float(waiting.removeprefix(_ROOM).split(" ", 1)[0]) if held else None
 
 
 def _environment_alone(turn: Turn, candidate: Deployed) -> bool:
@@ -249,8 +263,6 @@ def _waiting_for(turn: Turn) -> str:
     if memory.stable is None:
         return f"first rollout of {memory.candidate.revision}"
     if trial(memory) is not None:  # one worker after the other: each that comes is a step forward
-        if platforms.holds_for_room(turn):
-            return f"room for workers of platform {memory.candidate.revision}"
         made = sum(w.replicas for w in turn.seen.workloads if w.platform == memory.candidate.revision)
         return f"step {memory.step.index if memory.step else 0} of platform {memory.candidate.revision}, {made} workers"
     return f"step {memory.step.index if memory.step else 0} of {memory.candidate.revision}"

@@ -163,7 +163,8 @@ class Memory:
     `window` is the id under which workers count attempts now. `stable_resolved` is what `resolved` was when stable
     was promoted: a spec that goes back to it needs no Job. `attempt` counts the retries that a person asked for,
     `resolve_counter` the refreshes, `source_changes` the sources that changed under a build without one succeeding.
-    `waiting` is what the progress deadline counts for (another word starts the clock again), `waited` the observed
+    `waiting` is what the progress deadline counts for (another word starts the clock again, but for room
+    that lacks: that word keeps where the clock stood), `waited` the observed
     seconds of it, `waited_at` when it was last looked at. `command` is the text of the last one taken, `paused`
     that of the one that paused, '' if none did. `platform` is what workers are made of until another one is promoted.
     `default_image` is what an empty spec.serving.image means for this model: the operator's setting of when its

@@ -335,6 +335,38 @@ def test_where_no_old_one_may_leave_first_it_holds_with_the_reason(count: int, p
     assert decide(late).situation.stage.value == "Stalled"
 
 
+@pytest.mark.parametrize("interval", ["5s", "30s"])
+def test_room_that_comes_and_goes_takes_no_time_from_the_deadline_and_adds_none(interval: str) -> None:
+    seen = without_room(changed(rollout__memoryPolicy="Availability", rollout__analysis__interval=interval))
+    (worker,) = new_ones(seen)
+    began, with_room = seen.now, 0.0
+    for n in range(400):
+        there = n % 8 >= 4  # 20 s without room, 20 s on a node, where it does not start
+        trouble = ("ImagePullBackOff", "not found") if there else ("Unschedulable", "no GPU is free")
+        seen = with_worker(seen, worker.uid, trouble=trouble[0], message=trouble[1])
+        decision = decide(seen)
+        if decision.memory.candidate is None:
+            break
+        seen, with_room = later(replace(seen, memory=decision.memory), 5), with_room + 5 * there
+    assert decision.situation.reason == "ImagePullBackOff"
+    assert decision.rule == "deadline_passed"
+    assert 300 <= with_room + 5 * (n // 8 + 1) <= 400  # of each change one pass may count for either
+    assert seen.now - began >= 500
+
+
+def test_room_that_comes_after_the_deadline_leaves_the_time_of_the_step() -> None:
+    seen = without_room(changed(rollout__memoryPolicy="Availability"))
+    (worker,) = new_ones(seen)
+    for _ in range(100):
+        seen = later(replace(seen, memory=decide(seen).memory), 5)
+    assert decide(seen).situation.stage.value == "Stalled"
+    seen = with_worker(seen, worker.uid, trouble="", message="")
+    for _ in range(50):
+        decision = decide(seen)
+        assert (decision.memory.candidate is not None, decision.situation.stage.value) == (True, "Preparing")
+        seen = later(replace(seen, memory=decision.memory), 5)
+
+
 def test_the_last_ready_worker_never_leaves_first() -> None:
     seen = without_room(changed(replicas=2))
     for worker in seen.workers[:1]:
