@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 JOBS ?= 3
 DEVICE := host ladder swap routing front field
 
-.PHONY: help venv test lint unit e2e long demo demo-down lock docs audit krew clean bench-peers
+.PHONY: help venv test lint unit e2e long night demo demo-down lock docs audit krew clean bench-peers
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile tests/cluster/cluster.mk
@@ -42,7 +42,11 @@ e2e: venv cluster-up
 long: venv cluster-up
 	$(BIN)/pytest -n $(JOBS) -m "long and not e2e" --dist worksteal
 	TRTMODEL_TEST_DEVICE=Simulated $(BIN)/pytest -n $(JOBS) $(addprefix tests/worker/,$(DEVICE)) -m "not e2e and not long" --dist worksteal
-	$(BIN)/pytest -m "e2e and long"
+	$(BIN)/pytest -m "e2e and long and not night"
+
+# make night   half an hour on the cluster that CI does not take: chaos, faults of the API server, scenarios under load
+night: venv cluster-up
+	$(BIN)/pytest -m "e2e and night"
 
 demo: venv
 	$(BIN)/python examples/magika/demo.py

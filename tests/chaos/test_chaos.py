@@ -19,7 +19,12 @@ SEED = os.environ.get(
 MINUTES = float(os.environ.get("TRTMODEL_CHAOS_MINUTES", "5"))
 AROUND_SECONDS = 900  # set-up, convergence, deletion
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(int(MINUTES * 60 + AROUND_SECONDS))]
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.long,
+    pytest.mark.night,
+    pytest.mark.timeout(int(MINUTES * 60 + AROUND_SECONDS)),
+]
 
 
 @pytest.fixture(scope="module")

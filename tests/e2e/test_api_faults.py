@@ -23,7 +23,7 @@ from .install import RELEASE, SYSTEM, Images, Operator
 from .rolling import NAME, Rolling, served
 from .world import World, until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.night, pytest.mark.timeout(900)]
 
 NAMESPACE = "e2e-faults"
 SECRET = "api-by-proxy"

@@ -14,7 +14,7 @@ from .install import Images
 from .rolling import NAME, ONE, Rolling, served
 from .world import World, is_ready, revision
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.night, pytest.mark.timeout(900)]
 
 NAMESPACE = "e2e-memory"
 REPLICAS = 3

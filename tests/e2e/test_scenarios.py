@@ -14,7 +14,7 @@ from .install import Images
 from .rolling import COMMAND_SECONDS, NAME, ONE, ROLLOUT_SECONDS, Rolling, available, newest, served
 from .world import CHILDREN, World, condition, revision, until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.night, pytest.mark.timeout(900)]
 
 NAMESPACE = "e2e-scenarios"
 REPLICAS = 3

@@ -20,7 +20,7 @@ from hollow.operators import OperatorProcess
 from hollow.plane import ControlPlane
 from test_leaders import PLENTY, items, jobs_of, once_each, put, settled
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.night, pytest.mark.timeout(420)]
 
 NAMES = [f"faulty-{n}" for n in range(6)]
 FAULT_SECONDS = 8.0
