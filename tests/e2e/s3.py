@@ -6,7 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import boto3
+import pytest
 from botocore.config import Config
+
+from .cluster import Cluster, Json
 
 MODELS, DATA, ENGINES = BUCKETS = ("e2e-models", "e2e-data", "e2e-engines")
 
@@ -45,3 +48,18 @@ class Store:
     def delete(self, bucket: str, prefix: str) -> None:
         for key in self.keys(bucket, prefix):
             self._s3.delete_object(Bucket=bucket, Key=key)
+
+
+def endpoints_of_s3(cluster: Cluster, service: str) -> Json:
+    """Puts S3's pod behind this Service, which has no selector: deleting it takes S3 away from who asks there."""
+    pods = cluster.items("/api/v1/namespaces/s3/pods", "app=s3")
+    if not pods:
+        pytest.skip("S3 is no pod of this cluster: it cannot be taken away")
+    return {
+        "apiVersion": "discovery.k8s.io/v1",
+        "kind": "EndpointSlice",
+        "metadata": {"name": service, "labels": {"kubernetes.io/service-name": service}},
+        "addressType": "IPv4",
+        "ports": [{"name": "s3", "port": 7070}],
+        "endpoints": [{"addresses": [pods[0]["status"]["podIP"]]}],
+    }

@@ -9,7 +9,7 @@ import pytest
 
 from . import models, sources
 from .cluster import Cluster, Json
-from .s3 import DATA, MODELS
+from .s3 import DATA, MODELS, endpoints_of_s3
 from .world import World, condition, revision, until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
@@ -291,7 +291,7 @@ def test_s3_goes_away_and_comes_back(applied: World, cluster: Cluster) -> None:
     build: Json = {"resources": models.SMALL, "retries": 0}
     world.apply(models.tiny(name, f"http://{BEHIND}:7070", build=build))
     assert_told(world, name, down)
-    world.apply(_endpoints(cluster))
+    world.apply(endpoints_of_s3(cluster, BEHIND))
     world.command(name, "retry#1")
     stable = revision(world.wait_ready(name, 60), "stable")
     world.kubectl("delete", "endpointslice", BEHIND)
@@ -300,7 +300,7 @@ def test_s3_goes_away_and_comes_back(applied: World, cluster: Cluster) -> None:
     assert condition(found, "Available")["status"] == "True"
     assert answering(world, name) == stable
     assert_no_new_attempt(world, name)
-    world.apply(_endpoints(cluster))
+    world.apply(endpoints_of_s3(cluster, BEHIND))
     world.command(name, "retry#2")
     world.wait(name, "the new source is on trial", lambda m: revision(m, "candidate") != "", 60)
 
@@ -308,18 +308,3 @@ def test_s3_goes_away_and_comes_back(applied: World, cluster: Cluster) -> None:
 def answering(world: World, name: str) -> str:
     """The revision that the Service's answer comes from."""
     return str(world.infer(f"services/{name}:http", name, models.tiny_inputs(ROW))["model_version"])
-
-
-def _endpoints(cluster: Cluster) -> Json:
-    """Puts S3's pod behind our Service."""
-    pods = cluster.items("/api/v1/namespaces/s3/pods", "app=s3")
-    if not pods:
-        pytest.skip("S3 is no pod of this cluster: it cannot be taken away")
-    return {
-        "apiVersion": "discovery.k8s.io/v1",
-        "kind": "EndpointSlice",
-        "metadata": {"name": BEHIND, "labels": {"kubernetes.io/service-name": BEHIND}},
-        "addressType": "IPv4",
-        "ports": [{"name": "s3", "port": 7070}],
-        "endpoints": [{"addresses": [pods[0]["status"]["podIP"]]}],
-    }

@@ -12,6 +12,7 @@ from . import models
 from .cluster import Cluster, Json
 from .install import Images
 from .rolling import COMMAND_SECONDS, NAME, ONE, ROLLOUT_SECONDS, Rolling, available, newest, served
+from .s3 import endpoints_of_s3
 from .world import CHILDREN, World, condition, revision, until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.night, pytest.mark.timeout(900)]
@@ -28,7 +29,7 @@ def world(world_of: Callable[[str], World], cluster: Cluster) -> World:
     found = world_of(NAMESPACE)
     ports = [{"name": "s3", "port": 7070}]
     service: Json = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": STORE}, "spec": {"ports": ports}}
-    found.apply(service, store_endpoints(cluster))
+    found.apply(service, endpoints_of_s3(cluster, STORE))
     return found
 
 
@@ -38,20 +39,6 @@ def rolling(world: World, images: Images, files: Path) -> Iterator[Rolling]:
     manifest["spec"]["rollout"] = {}
     with served(world, images, files, manifest, REPLICAS) as found:
         yield found
-
-
-def store_endpoints(cluster: Cluster) -> Json:
-    pods = cluster.items("/api/v1/namespaces/s3/pods", "app=s3")
-    if not pods:
-        pytest.skip("S3 is no pod of this cluster: it cannot be taken away")
-    return {
-        "apiVersion": "discovery.k8s.io/v1",
-        "kind": "EndpointSlice",
-        "metadata": {"name": STORE, "labels": {"kubernetes.io/service-name": STORE}},
-        "addressType": "IPv4",
-        "ports": [{"name": "s3", "port": 7070}],
-        "endpoints": [{"addresses": [pods[0]["status"]["podIP"]]}],
-    }
 
 
 def test_a_plan_that_is_edited_in_mid_step_begins_anew_and_makes_no_job(rolling: Rolling) -> None:
@@ -128,7 +115,7 @@ def test_s3_goes_away_in_mid_canary_and_stable_serves_on_until_it_is_back(rollin
     told = world.wait(NAME, "S3 is missed", lambda m: "cannot be reached" in text(m), ROLLOUT_SECONDS)
     assert available(told)
     assert (revision(told, "stable"), revision(told, "candidate")) == (before, candidate), world.describe(NAME)
-    world.apply(store_endpoints(cluster))
+    world.apply(endpoints_of_s3(cluster, STORE))
     rolling.wait_promoted(candidate)
     rolling.traffic.assert_none_failed(begin, least=100)
 
