@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from fakes.api_server import FakeApiServer, Seen, refusal
-from kubernetes.aio.client import Configuration
 from trtmodel_operator.adapters import children as adapter
 from trtmodel_operator.adapters import informer
 from trtmodel_operator.adapters.api import Api
@@ -19,6 +18,7 @@ from trtmodel_operator.adapters.cluster import KubernetesCluster
 from trtmodel_operator.adapters.informer import Kept
 from trtmodel_operator.manifests import ENV_MODEL_UID
 from trtmodel_operator.ports import Json, Key
+from with_api import with_api
 
 KEY: Key = ("ml", "magika")
 LABELS = {"trtmodel.io/model": "magika"}
@@ -53,15 +53,7 @@ class Scene:
 
 
 def play(server: FakeApiServer, scene: Callable[[Scene], Awaitable[None]]) -> None:
-    async def go() -> None:
-        api = Api(Configuration(host=server.url))
-        try:
-            async with asyncio.timeout(30):
-                await scene(Scene(server, api))
-        finally:
-            await api.close()
-
-    asyncio.run(go())
+    with_api(server, lambda api: scene(Scene(server, api)))
 
 
 def pod(name: str, *, labels: Json | None = None, **status: Any) -> Json:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 from fakes.api_server import FakeApiServer
-from kubernetes.aio.client import Configuration
 from trtmodel_operator.adapters.api import Api
 from trtmodel_operator.adapters.cluster import KubernetesCluster
 from trtmodel_operator.adapters.models import KeptModels
 from trtmodel_operator.ports import Conflict, Json, Key
+from with_api import with_api
 
 KEY: Key = ("ml", "magika")
 
@@ -41,15 +40,7 @@ class Scene:
 
 
 def play(server: FakeApiServer, scene: Callable[[Scene], Awaitable[None]]) -> None:
-    async def go() -> None:
-        api = Api(Configuration(host=server.url))
-        try:
-            async with asyncio.timeout(30):
-                await scene(Scene(server, api))
-        finally:
-            await api.close()
-
-    asyncio.run(go())
+    with_api(server, lambda api: scene(Scene(server, api)))
 
 
 def test_what_the_watch_told_and_what_was_written_is_read_without_a_call(api_server: FakeApiServer) -> None:
