@@ -105,6 +105,9 @@ class _Line(asyncio.Protocol):
             self._body_at = end + 4
             lines = self._got[:end].decode("latin-1").split("\r\n")[1:]
             self._headers = {k.lower(): v.strip() for k, _, v in (line.partition(":") for line in lines)}
+            if "content-length" not in self._headers:  # in chunks, as KServe's 500: no right answer of any server is
+                self.give_up("refused")
+                return
             self._length = int(self._headers["content-length"])
         if len(self._got) >= self._body_at + self._length:
             status, body = int(self._got[9:12]), bytes(self._got[self._body_at :])
