@@ -6,6 +6,7 @@ one of its model serves that was left alone lately: what happens without any wor
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import signal
 import threading
@@ -25,6 +26,7 @@ from chaos.subject import NAMESPACE, RELEASE, SYSTEM, Away, Subject, asked, pati
 CANARY_SECONDS = 40.0  # that an edit waits for a canary
 JOB_SECONDS = 20.0  # that a kill waits for a Job to run
 READY_SECONDS, ALONE_SECONDS = 20.0, 40.0  # ready and left alone for so long: a worker that others may lean on
+AGAIN_SECONDS = 1.0  # from one look for new operators to the next
 KNOWN_SECONDS = 5.0  # after kubelet or API server came back
 HUNG_SECONDS = 65.0  # three probes of 10 s, each with 5 s, and 10 s for its end: after that the kubelet has ended it
 RESTARTS = 2  # of a container; after more the kubelet would wait for minutes before it starts it again
@@ -47,12 +49,13 @@ class Scene:
 
 def perform(scene: Scene, action: Action) -> bool:
     """Whether it was done. What it did is told; raises only what is a fault of the test itself."""
-    what = f"{action.model}: " if action.model else ""
+    what, begin = f"{action.model}: " if action.model else "", time.time()
     try:
         told = KINDS[action.kind](scene, action)
     except (Skipped, Away) as e:
         scene.ledger.tell(f"({action.kind})", f"{what}skipped: {e}")
         return False
+    scene.ledger.did(action.kind, action.model, begin)
     scene.ledger.tell(action.kind, what + told)
     return True
 
@@ -199,19 +202,29 @@ def _host_kill(scene: Scene, action: Action) -> str:
 
 
 def _worker_cut(scene: Scene, action: Action) -> str:
-    """The operators cannot reach it; clients can."""
+    """The operators cannot reach it, those that come meanwhile neither; clients can."""
     workers = [p for p in _model_pods(scene, action.model, "worker") if _address(p)]
     if not workers:
         raise Skipped("no worker runs")
     pod = workers[int(action.pick * len(workers))]
-    pairs = [(_address(operator), _address(pod)) for operator in _operator_pods(scene) if _address(operator)]
-    for pair in pairs:
-        scene.machine.cut(*pair)
-    scene.ledger.tell(action.kind, f"{_name(pod)} is cut off from {len(pairs)} operators for {action.seconds:g} s")
-    scene.over.wait(action.seconds)
-    for pair in pairs:
-        scene.machine.mend(*pair)
-    return f"{_name(pod)} can be reached again"
+    worker, cut = _address(pod), set[str]()
+    scene.ledger.tell(action.kind, f"{_name(pod)} is cut off from all operators for {action.seconds:g} s")
+    deadline = time.monotonic() + action.seconds
+    while True:
+        with contextlib.suppress(Away):
+            for operator in {_address(p) for p in _operator_pods(scene)} - cut - {""}:
+                scene.machine.cut(operator, worker)
+                cut.add(operator)
+        left = deadline - time.monotonic()
+        if left <= 0 or scene.over.wait(min(left, AGAIN_SECONDS)):
+            break
+    lost = sum(scene.machine.mend(operator, worker) for operator in cut)
+    return f"{_name(pod)} can be reached again by {len(cut)} operators, {_lost(scene, action, lost)}"
+
+
+def _lost(scene: Scene, action: Action, packets: int) -> str:
+    scene.ledger.lost(action.kind, packets)
+    return f"{packets} packets were lost"
 
 
 def _forgive(scene: Scene, action: Action, pod: Json, seconds: float) -> None:
@@ -257,8 +270,8 @@ def _s3_cut(scene: Scene, action: Action) -> str:
     scene.machine.cut(_address(pod))
     scene.ledger.tell(action.kind, f"no pod reaches {_name(pod)} for {action.seconds:g} s")
     scene.over.wait(action.seconds)
-    scene.machine.mend(_address(pod))
-    return f"{_name(pod)} can be reached again"
+    lost = scene.machine.mend(_address(pod))
+    return f"{_name(pod)} can be reached again, {_lost(scene, action, lost)}"
 
 
 KINDS: Mapping[str, Callable[[Scene, Action], str]] = {

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 # Declared limits. A request has LIFETIME seconds and may try again, as clients do that meet a dead server; then it must
@@ -39,6 +40,8 @@ class Ledger:
         self._excused: list[Span] = []
         self._hit: list[Span] = []
         self._blind: list[Span] = []
+        self._done: list[Span] = []
+        self.packets: Counter[str] = Counter()  # that did not arrive, by the kind of the cut
         self.broken: Counter[str] = Counter()
         self.first: dict[str, str] = {}  # of each kind of violation, the first
 
@@ -55,6 +58,22 @@ class Ledger:
             told = self.broken[invariant] <= MOST_TOLD
         if told:
             self.tell("!! BROKEN", f"{invariant}: {text}")
+
+    # ------------------------------------------------------------------------------------------------ what was done
+
+    def did(self, kind: str, model: str, begin: float) -> None:
+        """An action of this kind was done from `begin` until now; to the model, or to all if it is ""."""
+        with self._lock:
+            self._done.append(Span(begin, time.time(), model, kind))
+
+    def lost(self, kind: str, packets: int) -> None:
+        with self._lock:
+            self.packets[kind] += packets
+
+    def done_since(self, kinds: Collection[str], model: str, begin: float) -> bool:
+        """Whether one of these was done to the model, or to all, and had not ended before `begin`."""
+        with self._lock:
+            return any(s.subject in kinds and s.model in ("", model) and s.end >= begin for s in self._done)
 
     # ----------------------------------------------------------------------------------------------- what is forgiven
 
@@ -81,10 +100,16 @@ class Ledger:
         with self._lock:
             return any(span.covers(model, at) for span in self._excused)
 
-    def missing(self, model: str, at: float) -> set[str]:
-        """The workers of the model that chaos hit lately."""
+    def missing(self, model: str, at: float) -> dict[str, float]:
+        """The workers of the model that chaos hit lately, and since when."""
         with self._lock:
-            return {span.subject for span in self._hit if span.covers(model, at)}
+            spans = [span for span in self._hit if span.covers(model, at)]
+        return {span.subject: span.begin for span in sorted(spans, key=lambda s: -s.begin)}
+
+    def ever_hit(self, model: str) -> set[str]:
+        """All workers of the model that chaos hit so far."""
+        with self._lock:
+            return {span.subject for span in self._hit if span.model == model}
 
     def hit_lately(self, model: str, at: float, seconds: float) -> set[str]:
         """The workers of the model that chaos hit less than `seconds` before."""

@@ -99,10 +99,13 @@ class Machine:
         for rule in _rules(one, other):
             _iptables("-I", "FORWARD", "1", *rule)
 
-    def mend(self, one: str, other: str = "") -> None:
+    def mend(self, one: str, other: str = "") -> int:
+        """How many packets were lost by the cut."""
+        lost = _dropped(_iptables("-v", "-S", "FORWARD"), one, other)
         for rule in _rules(one, other):
             with contextlib.suppress(subprocess.CalledProcessError):
                 _iptables("-D", "FORWARD", *rule)
+        return lost
 
     def heal(self) -> None:
         """Everything runs and reaches everything again; also after a run that was killed in the middle."""
@@ -131,6 +134,13 @@ def _rules(one: str, other: str) -> list[list[str]]:
     if not other:
         return [["-d", one, *tail], ["-s", one, *tail]]
     return [["-s", one, "-d", other, *tail], ["-s", other, "-d", one, *tail]]
+
+
+def _dropped(rules: str, *addresses: str) -> int:
+    """Packets that these rules dropped, of those between the addresses. A line ends in `-c PACKETS BYTES -j DROP`."""
+    found = [line.split() for line in rules.splitlines() if COMMENT in line.split()]
+    wanted = {f"{address}/32" for address in addresses if address}
+    return sum(int(words[words.index("-c") + 1]) for words in found if wanted <= set(words))
 
 
 def _iptables(*arguments: str) -> str:

@@ -14,7 +14,7 @@ import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from e2e.install import CLUSTER, ROOT, Operator, build_images
 from e2e.s3 import DATA, ENGINES, MODELS, Store
 from e2e.world import condition, revision
 
-from chaos import plan, sources, watch
+from chaos import plan, proof, sources, watch
 from chaos.actions import Scene, perform
 from chaos.ledger import Ledger
 from chaos.machine import KUBERNETES_VERSION, Machine
@@ -52,11 +52,17 @@ class Result:
     load: float = 0.0  # of the last five minutes, when chaos was over
     actions: dict[str, int] = field(default_factory=dict)
     skipped: int = 0
+    never: list[str] = field(default_factory=list)  # kinds of the plan of which none could be done
+    packets: dict[str, int] = field(default_factory=dict)  # lost by cuts
     requests: int = 0
     failed: int = 0
+    late: float = 0.0  # seconds that the client was late at most: a machine without time
     tries_failed: dict[str, int] = field(default_factory=dict)
     revisions: int = 0
+    routes: int = 0  # that workers told of
+    pointed: int = 0  # engines in boot pointers
     looks: int = 0
+    looks_at_workers: int = 0  # while the API tells nothing that is sure
     broken: dict[str, int] = field(default_factory=dict)
     first: dict[str, str] = field(default_factory=dict)  # violation of each kind
     ends: dict[str, str] = field(default_factory=dict)  # of the last spec under chaos, by model
@@ -123,7 +129,7 @@ def run_seed(stage: Stage, seed: int, minutes: float, logs: Path | None = None) 
         stage.heal()
     except Exception as e:
         ledger.violation("the machine can be healed", f"{e} {getattr(e, 'stderr', '')}")
-    watch.check_logs(stage.machine, ledger)
+    proof.check_logs(stage.machine.kept_logs, ledger)
     result.broken, result.first = dict(ledger.broken), ledger.first
     if result.broken and logs is not None:
         shutil.copytree(stage.machine.kept_logs, logs / f"seed-{seed}", dirs_exist_ok=True)
@@ -157,9 +163,15 @@ def _play(
     finally:
         watching.stop()
         traffic.stop()
-        result.requests, result.failed, result.looks = traffic.requests, traffic.failed, watching.looks
+        result.requests, result.failed, result.late = traffic.requests, traffic.failed, round(traffic.late, 1)
         result.tries_failed = dict(traffic.tries_failed)
-    result.revisions = watch.check_verified(traffic, stage.store, ledger)
+        result.looks, result.looks_at_workers = watching.looks, watching.looks_at_workers
+    passed = proof.passed(stage.store)
+    firsts = traffic.firsts()
+    proof.check_answers(firsts, passed, ledger)
+    proof.check_pointers(watching.pointed, passed, ledger)
+    result.routes = proof.check_routes(stage.machine.kept_logs, passed, ledger)
+    result.revisions, result.pointed = len(firsts), len(watching.pointed)
     _delete(subjects, ledger)
 
 
@@ -193,6 +205,8 @@ def _chaos(scene: Scene, actions: tuple[Action, ...], minutes: float, result: Re
     result.load = round(os.getloadavg()[1], 1)
     result.skipped = done.pop("", 0)
     result.actions = {kind: done[kind] for kind in plan.DECK if done[kind]}
+    result.never = [kind for kind in plan.counts(actions) if not done[kind]]
+    result.packets = dict(scene.ledger.packets)
     scene.ledger.tell("chaos is over", f"{sum(done.values())} actions done, {result.skipped} skipped")
 
 
@@ -271,17 +285,17 @@ def _delete(subjects: Mapping[str, Subject], ledger: Ledger) -> None:
             ledger.violation("a deleted model leaves nothing", f"{name}: {', '.join(left)}")
 
 
-def _until_none(look: object) -> list[str]:
+def _until_none(look: Callable[[], list[str]]) -> list[str]:
     """What `look` still finds after a while."""
-    assert callable(look)
-    deadline, found = time.monotonic() + GONE_SECONDS, ["?"]
-    while found and time.monotonic() < deadline:
+    deadline = time.monotonic() + GONE_SECONDS
+    while True:
         try:
             found = look()
         except Away as e:
             found = [str(e)]
+        if not found or time.monotonic() > deadline:
+            return found
         time.sleep(0.3)
-    return found
 
 
 def _wait_answer(traffic: Traffic, model: str, name: str) -> None:

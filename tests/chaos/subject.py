@@ -28,6 +28,7 @@ PATIENCE = 120.0  # seconds that a person goes on trying while the API server is
 RETRY_SECONDS = 0.5
 TRANSIENT = (0, None, 408, 429, 500, 502, 503, 504)
 SAMPLES = 200
+TOP1_DELTA = 0.05
 
 ROLLOUT: Json = {
     "steps": [{"workers": 1, "hold": "4s"}],
@@ -99,7 +100,7 @@ class Subject:
             [*range(1 + MODELS.index(name), sources.GOOD_ONES, 2), *range(2 - MODELS.index(name), sources.GOOD_ONES, 2)]
         )
         self._nonces = itertools.count(1)
-        self.trusted: set[int] = set()  # gains of good specs
+        self.trusted: dict[int, float] = {}  # gains of good specs, and since when they may serve
         self._last = 0  # gain of the newest good spec
         self.replicas: list[tuple[float, int]] = []  # since when
 
@@ -107,7 +108,7 @@ class Subject:
         source, engine = self._good()
         self.replicas = [(time.time(), replicas)]
         dataset = {"uri": f"s3://{DATA}/{FOLDER}/eval.npz", "samples": SAMPLES}
-        verify = {"task": "Classification", "dataset": dataset, "thresholds": {"top1Delta": 0.05}}
+        verify = {"task": "Classification", "dataset": dataset, "thresholds": {"top1Delta": TOP1_DELTA}}
         serving = {"replicas": replicas, "contexts": 1, "pod": {"resources": models.WORKER}}
         manifest = models.tiny(
             self.name, self._endpoint, source=source, engine=engine, verify=verify, build=BUILD, serving=serving,
@@ -170,9 +171,9 @@ class Subject:
 
     def _good(self, pick: float = 1.0) -> tuple[Json, Json]:
         with self._lock:
-            known = sorted(self.trusted - {self._last})
+            known = sorted(self.trusted.keys() - {self._last})
             gain = known[int(pick / REUSED * len(known))] if known and pick < REUSED else next(self._gains)
-            self.trusted.add(gain)
+            self.trusted.setdefault(gain, time.time())
             self._last = gain
         return self._source(f"g{gain}"), self._engine("FP32" if gain % 2 else "FP16")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 import threading
 import time
 from collections.abc import Callable
@@ -11,14 +12,18 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from trtmodel_contract.control import BootPointer, PointerEntry, SignedArtifact
+from trtmodel_contract.identity import ModelRef, Storage
+from trtmodel_contract.signing import Signature
 
-from chaos import run, sources, traffic, watch
+from chaos import plan, run, sources, traffic, watch
 from chaos.ledger import Ledger
 from chaos.subject import Subject, applied
 from chaos.traffic import Traffic
 
 Json = dict[str, Any]
 MODEL = "one"
+BEGIN = time.time()
 EXPECTED = {tuple(row): scores for row, scores in sources.rows()}
 
 
@@ -41,10 +46,18 @@ def model(spec: str = "g3", reason: str = "Serving", stable: str = "aaa", availa
     }
 
 
-def pod(name: str, *, ready: bool = True, role: str = "worker", phase: str = "Running") -> Json:
+def pod(
+    name: str, *, ready: bool = True, role: str = "worker", phase: str = "Running", made: float = 0.0, restarts: int = 0
+) -> Json:
+    since = datetime.datetime.fromtimestamp(made, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     return {
-        "metadata": {"name": name, "uid": name, "labels": {"trtmodel.io/role": role}},
-        "status": {"phase": phase, "conditions": [{"type": "Ready", "status": str(ready)}]},
+        "metadata": {"name": name, "uid": name, "labels": {"trtmodel.io/role": role}, "creationTimestamp": since},
+        "status": {
+            "phase": phase,
+            "podIP": "127.0.0.1",
+            "conditions": [{"type": "Ready", "status": str(ready)}],
+            "containerStatuses": [{"restartCount": restarts}],
+        },
     }
 
 
@@ -53,6 +66,7 @@ class Promised:
 
     def __init__(self, floor: int) -> None:
         self._floor = floor
+        self.trusted = dict.fromkeys(range(10), BEGIN)
 
     def floor(self, at: float, patience: float) -> int:
         return self._floor
@@ -78,11 +92,83 @@ def test_a_worker_that_is_missing_for_longer_than_a_moment_breaks_the_promise_on
 
 def test_a_worker_that_chaos_hit_may_be_missing_and_no_other_one() -> None:
     ledger = Ledger()
-    ledger.hit(MODEL, "w1")
-    ledger.hit(MODEL, "w1")
+    ledger.hit(MODEL, "w9")
+    ledger.hit(MODEL, "w9")
     ledger.hit("two", "x1")
     assert looked(ledger, floor=2, ready=1) == {}
     assert looked(ledger, floor=2, ready=0) == {"fewer ready workers than promised": 1}
+
+
+def test_a_worker_that_was_hit_and_is_back_excuses_no_other_one() -> None:
+    now = time.time()
+    hit = {"a": now - 30}
+    assert watch.lacking(hit, [pod("a", ready=False), pod("b")]) == 1
+    assert watch.lacking(hit, [pod("a"), pod("b", ready=False)]) == 0
+    assert watch.lacking(hit, [pod("b")]) == 1  # it was deleted
+    assert watch.lacking(hit, [pod("b"), pod("c", ready=False, made=now - 20)]) == 1
+    assert watch.lacking(hit, [pod("b", ready=False), pod("c", made=now - 20)]) == 0
+    assert watch.lacking({"a": now - 30, "b": now - 10}, [pod("c", made=now - 20)]) == 1
+    assert watch.lacking(hit, [pod("a", ready=False), pod("b"), pod("c", made=now - 20)]) == 1  # asked for, not instead
+
+
+def test_a_worker_that_falls_over_by_itself_is_seen_and_one_that_chaos_hit_is_not() -> None:
+    ledger = Ledger()
+    eye = watch.Watch({}, None, ledger)  # type: ignore[arg-type]
+    eye._look_at_restarts(MODEL, [pod("a", restarts=1), pod("b"), pod("begins", ready=False)])
+    assert ledger.broken == {}
+    ledger.hit(MODEL, "b")
+    eye._look_at_restarts(MODEL, [pod("a", restarts=1), pod("b", restarts=1), pod("begins", restarts=4)])
+    assert ledger.broken == {}
+    eye._look_at_restarts(MODEL, [pod("a", restarts=2, ready=False), pod("b", restarts=2)])
+    assert ledger.broken == {"a worker that was left alone goes on": 1}
+
+
+def test_a_worker_is_asked_itself_while_nobody_can_tell_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = {"a": "", "b": "503: draining", "hit": "TimeoutError", "late": "503: loading"}
+    monkeypatch.setattr(watch.Watch, "_asked", lambda self, p: said[p["metadata"]["name"]])
+    ledger = Ledger()
+    ledger.hit(MODEL, "hit")
+    workers = [pod("a"), pod("hit"), pod("late", ready=False)]
+    for found in (workers, [*workers, pod("b")]):
+        eye = watch.Watch({}, None, ledger)  # type: ignore[arg-type]
+        for n in range(3):
+            eye._look_at_workers(MODEL, found, BEGIN + n * watch.LASTING_SECONDS)
+        assert eye.looks_at_workers == 3
+        assert ledger.broken == ({} if found is workers else {watch.NOT_READY: 1})
+
+
+def test_a_watch_that_cannot_look_breaks_the_run_and_goes_on() -> None:
+    class Odd:
+        name, looked = MODEL, 0
+
+        def model(self) -> Json:
+            self.looked += 1
+            raise KeyError("no such field")
+
+    ledger, odd = Ledger(), Odd()
+    kept = SimpleNamespace(keep_logs=lambda _: None)
+    eye = watch.Watch({MODEL: odd}, kept, ledger)  # type: ignore[dict-item, arg-type]
+    eye.start()
+    deadline = time.monotonic() + 30
+    while odd.looked < 2 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    eye.stop()
+    assert odd.looked >= 2
+    assert set(ledger.broken) == {"all can be looked at"}
+
+
+def test_what_boot_pointers_name_is_kept_with_the_time_and_one_that_cannot_be_read_is_told() -> None:
+    signed = SignedArtifact("r", "d" * 64, Signature("k", "s"))
+    stable = PointerEntry("r", {"key": signed})
+    text = BootPointer(ModelRef("n", MODEL, "u"), Storage("b"), 3, stable).text().decode()
+    ledger = Ledger()
+    eye = watch.Watch({}, None, ledger)  # type: ignore[arg-type]
+    maps = [{"metadata": {"name": "m"}, "data": {watch.POINTER_FILE: text}}, {"metadata": {"name": "k"}}]
+    eye._note_pointers(maps, 5.0)
+    eye._note_pointers(maps, 6.0)
+    assert (eye.pointed, ledger.broken) == ({("m", "d" * 64): 5.0}, {})
+    eye._note_pointers([{"metadata": {"name": "m"}, "data": {watch.POINTER_FILE: "{"}}], 7.0)
+    assert ledger.broken == {"a boot pointer can be read": 1}
 
 
 def test_a_model_that_says_that_nothing_serves_breaks_the_promise() -> None:
@@ -99,10 +185,10 @@ def test_what_is_forgiven_is_forgiven_longer_while_nobody_can_put_it_right() -> 
     ledger, now = Ledger(), time.time()
     ledger.excuse(MODEL, 20.0)
     ledger.hit(MODEL, "w1", 60.0)
-    assert [ledger.excused(MODEL, now + 25), ledger.missing(MODEL, now + 65)] == [False, set()]
+    assert [ledger.excused(MODEL, now + 25), ledger.missing(MODEL, now + 65)] == [False, {}]
     ledger.blind(10.0)
     assert [ledger.excused(MODEL, now + at) for at in (25, 39, 45)] == [True, True, False]
-    assert ledger.missing(MODEL, now + 75) == {"w1"}
+    assert set(ledger.missing(MODEL, now + 75)) == {"w1"}
     ledger.blind(10.0)
     assert not ledger.excused("two", now + 25)
 
@@ -116,23 +202,40 @@ def test_what_the_api_tells_is_no_evidence_while_kubelet_or_api_server_is_gone()
 # --------------------------------------------------------------------------------------------------------------- end
 
 
-def ended(found: Json, gains: dict[str, int]) -> set[str]:
+def ended(found: Json, gains: dict[str, int], *done: str) -> set[str]:
+    """What is broken, after these were done to the model."""
     ledger = Ledger()
+    for kind in done:
+        ledger.did(kind, MODEL, time.time())
     watch.judge_end(Promised(2), found, gains, ledger)  # type: ignore[arg-type]
     return set(ledger.broken)
 
 
-def test_a_good_spec_may_end_aborted_or_with_its_worker_dead_and_never_refused() -> None:
+def test_a_good_spec_may_end_by_what_was_done_to_it_and_is_never_refused() -> None:
+    refused = {"a good spec is not refused"}
     assert ended(model("g3"), {"aaa": 3}) == set()
-    assert ended(model("g3", "Aborted"), {"aaa": 2}) == set()
-    assert ended(model("g3", "WorkerDied"), {"aaa": 2}) == set()
-    assert ended(model("g3", "GateFailed"), {"aaa": 2}) == {"a good spec is not refused"}
+    assert ended(model("g3", "Aborted"), {"aaa": 2}, plan.ABORT) == set()
+    assert ended(model("g3", "WorkerDied"), {"aaa": 2}, plan.WORKER_POD) == set()
+    assert ended(model("g3", "JobFailed"), {"aaa": 2}, plan.S3_CUT) == set()
+    assert ended(model("g3", "Aborted"), {"aaa": 2}) == refused
+    assert ended(model("g3", "WorkerDied"), {"aaa": 2}, plan.ABORT, plan.OPERATOR_KILL) == refused
+    assert ended(model("g3", "GateFailed"), {"aaa": 2}, *plan.DECK) == refused
     assert ended(model("outliers", "GateFailed"), {"aaa": 2}) == set()
+
+
+def test_what_was_done_before_a_spec_was_there_excuses_no_end_of_it() -> None:
+    ledger = Ledger()
+    ledger.did(plan.HOST_KILL, MODEL, time.time())
+    subject = Promised(2)
+    subject.trusted[3] = time.time() + 1
+    watch.judge_end(subject, model("g3", "EngineDied"), {"aaa": 2}, ledger)  # type: ignore[arg-type]
+    assert set(ledger.broken) == {"a good spec is not refused"}
 
 
 def test_ready_means_that_the_spec_serves() -> None:
     assert ended(model("g3"), {"aaa": 2}) == {"Ready means that the spec serves"}
     assert ended(model("outliers"), {"aaa": 2}) == {"Ready means that the spec serves"}
+    assert ended(model("page"), {}) == {"Ready means that the spec serves"}
 
 
 def test_no_end_leaves_a_model_without_service() -> None:
@@ -286,9 +389,23 @@ def test_a_request_that_is_never_answered_or_answered_wrongly_is_never_forgiven(
         lambda n, row: web.Response(status=503),
         lambda n, row: web.Response(status=500),
         lambda n, row: web.json_response({"outputs": [{"data": [0.0]}]}, headers={traffic.REVISION: "aaa"}),
+        lambda n, row: web.Response(text="{", headers={traffic.REVISION: "aaa"}),
+        lambda n, row: web.json_response([], headers={traffic.REVISION: "aaa"}),
     ):
         ledger = Ledger()
         ledger.excuse(MODEL, 60.0)
         load = sent(reply, ledger, {3})
         assert set(ledger.broken) == {"a request failed"}
         assert load.failed == load.requests
+
+
+def test_requests_that_stop_by_themselves_break_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("no descriptors are left")
+
+    monkeypatch.setattr(traffic.aiohttp, "TCPConnector", fail)
+    ledger = Ledger()
+    load = Traffic({MODEL: "http://127.0.0.1:9"}, ledger, lambda *_: True)
+    load.start()
+    load.stop()
+    assert set(ledger.broken) == {traffic.GOES_ON}

@@ -8,8 +8,10 @@ a new connection, which may lead to another worker: a connection that could not 
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -24,6 +26,7 @@ LIFETIME = 12.0
 TRY_SECONDS = 3.0
 PAUSE_FIRST, PAUSE_MOST = 0.05, 1.0
 REST_SECONDS = 4.0  # a connection that rested longer is not used again: servers close theirs, too
+GOES_ON = "there are requests all the time"
 REVISION = "x-trtmodel-revision"
 
 
@@ -52,10 +55,11 @@ class Traffic:
         self._over = threading.Event()
         self._lock = threading.Lock()
         self.requests = self.failed = 0
+        self.late = 0.0  # seconds that this side was late at most: then the machine has no time for clients
         self.tries_failed: Counter[str] = Counter()  # by kind; all of them in declared times, or they are violations
         self._first: dict[tuple[str, str], First] = {}  # model, revision
         self._recent: dict[str, list[tuple[float, str, int]]] = {model: [] for model in urls}
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="traffic", daemon=True)
+        self._thread = threading.Thread(target=self._work, name="traffic", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
@@ -64,6 +68,8 @@ class Traffic:
         """Returns when every request has ended."""
         self._over.set()
         self._thread.join(LIFETIME + 30)
+        if self._thread.is_alive():
+            self._ledger.violation(GOES_ON, "requests do not end")
 
     def firsts(self) -> dict[tuple[str, str], First]:
         with self._lock:
@@ -73,6 +79,12 @@ class Traffic:
         """(revision, gain) of the answers to requests that were made after `begin`, at most the last thousand."""
         with self._lock:
             return [(revision, gain) for at, revision, gain in self._recent[model] if at >= begin]
+
+    def _work(self) -> None:
+        try:
+            asyncio.run(self._run())
+        except Exception:
+            self._ledger.violation(GOES_ON, traceback.format_exc())
 
     async def _run(self) -> None:
         timeout = aiohttp.ClientTimeout(total=TRY_SECONDS, connect=TRY_SECONDS / 2)
@@ -85,7 +97,9 @@ class Traffic:
             running: set[asyncio.Task[None]] = set()
             begin, n = time.monotonic(), 0
             while not self._over.is_set():
-                await asyncio.sleep(max(0.0, begin + n / RATE - time.monotonic()))
+                left = begin + n / RATE - time.monotonic()
+                self.late = max(self.late, -left)
+                await asyncio.sleep(max(0.0, left))
                 for model in self._urls:
                     task = asyncio.create_task(self._ask(model, n, fresh, kept if n % 2 else fresh))
                     running.add(task)
@@ -111,10 +125,10 @@ class Traffic:
                         raise Wrong(f"no answer in {LIFETIME:g} s: {', '.join(troubles)}") from e
                     await asyncio.sleep(pause)
                     pause, session = min(PAUSE_MOST, pause * 2), fresh
-        except Wrong as e:
+        except Exception as e:  # also what this side did not foresee of an answer
             with self._lock:
                 self.failed += 1
-            self._ledger.violation("a request failed", f"{model}: {e}")
+            self._ledger.violation("a request failed", f"{model}: {e if isinstance(e, Wrong) else repr(e)}")
         with self._lock:
             self.requests += 1
             self.tries_failed.update(t.split(":")[0] for t in troubles)
@@ -130,7 +144,9 @@ class Traffic:
                     raise Again(f"503: {data[:200].decode(errors='replace')}")
                 if answer.status != 200:
                     raise Wrong(f"{answer.status}: {data[:300].decode(errors='replace')}")
-                found = await answer.json()
+                found = json.loads(data)
+        except ValueError as e:
+            raise Wrong(f"malformed answer: {e}: {data[:300].decode(errors='replace')}") from e
         except TimeoutError:
             raise Again(f"timeout: no answer in {TRY_SECONDS:g} s") from None
         except (aiohttp.ClientError, OSError) as e:
