@@ -25,6 +25,7 @@ from acts import (
     stalled,
     waited,
 )
+from trtmodel_operator.manifests import ANNOTATION_POD
 from world import World
 
 NEW = "worker:2"  # of another runtime, so that its engines have another load key
@@ -87,6 +88,25 @@ def kills_new(how: str) -> Act:
             getattr(world, how)(uid)
 
     return act
+
+
+def loses_a_place(room: int) -> Act:
+    """A new worker goes, and there is no room for the one that replaces it."""
+
+    def act(world: World) -> None:
+        kills_new("kill_pod")(world)
+        world.room = room
+
+    return act
+
+
+def tells_no_settings(world: World) -> None:
+    """A careless hand has taken the annotation from the Deployment that names what its pods were made of."""
+    for (kind, _), manifest in list(world.objects.items()):
+        if kind == "Deployment":
+            meta = manifest["metadata"]
+            kept = {k: v for k, v in meta["annotations"].items() if k != ANNOTATION_POD}
+            world.apply({**manifest, "metadata": {**meta, "annotations": kept}})
 
 
 def scaled(replicas: int) -> Act:
@@ -166,6 +186,23 @@ PLATFORMS: dict[str, tuple[dict[str, Any], Script]] = {
         SPEC,
         ((_UP, sets(room=4)), (at_once, asks_for(promised=3)), (tried(1), commands("abort#1"))),
     ),
+    "no spare GPU, a place is lost late, until there is one": (
+        SPEC,
+        (
+            (_UP, sets(room=4)),
+            (at_once, asks_for(promised=3)),
+            (tried(1), loses_a_place(3)),
+            (stalled("NoRoomForWorker"), sets(room=4)),
+        ),
+    ),
+    "image change, a place is lost late, until there is one": (
+        _KEPT,
+        (_BEGUN, (tried(1), loses_a_place(3)), (stalled("NoRoomForWorker"), sets(room=None))),
+    ),
+    "old workers of which nobody knows what they were made of": (
+        {**SPEC, "serving": {"replicas": 4, "pod": _SETTINGS}},
+        ((_UP, tells_no_settings), (at_once, asks_for())),
+    ),
     "no spare GPU, never fewer workers, until there is room": (
         _KEPT,
         ((_UP, sets(room=4)), (at_once, asks_for()), (stalled("NoRoomForWorker"), sets(room=5))),
@@ -216,6 +253,9 @@ ENDS: dict[str, str] = {
     "fleet of one, image change": "a Serving: Promoted, Promoted on worker:2",
     "no spare GPU": "a Serving: Promoted, Promoted on worker:2",
     "no spare GPU, aborted": "a Aborted: Aborted, Promoted",
+    "no spare GPU, a place is lost late, until there is one": "a Serving: Promoted, Promoted on worker:2",
+    "image change, a place is lost late, until there is one": "a Serving: Promoted, Promoted on worker:2",
+    "old workers of which nobody knows what they were made of": "a Serving: Promoted, Promoted on worker:2",
     "no spare GPU, never fewer workers, until there is room": "a Serving: Promoted, Promoted on worker:2",
     "no spare GPU, fleet of one, taken back": "a Serving: Superseded, Promoted",
     "no spare GPU, fleet of one that may be down": "a Serving: Promoted, Promoted on worker:2",

@@ -45,10 +45,11 @@ from acts import (
 from machines import KEY, WINDOWS_KEPT
 from memory_scenarios import MEMORY
 from platform_scenarios import DISTURBED, PLATFORMS
+from ports import Hooks, Ports
 from trtmodel_operator.ports import ClusterError, Conflict
 from trtmodel_operator.queue import BACKOFF_FIRST, BACKOFF_MOST
 from trtmodel_operator.reconcile import Reconciler
-from world import Hooks, Ports, World
+from world import World
 
 MOST_PASSES = 400
 MOST_WAIT = 5.0  # seconds until some event wakes the operator

@@ -10,10 +10,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from ports import Ports
 from scenarios import ALL, LOOP, MOST_WAIT, SOME, Ends, Run, begun, check_always, essence
 from test_crash import ends_as
 from trtmodel_operator.ports import ClusterError, Conflict, Json, Key, WorkerError
-from world import Ports, World
+from world import World
 
 pytestmark = pytest.mark.long
 

@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 import pytest
 from ends import ENDS, told
+from ports import Ports
 from scenarios import ALL, LOOP, Ends, Run, begun, check_always, essence, outcome
-from world import Ports
 
 # Those that every test run plays; the others are the matrix.
 QUICK = ("first rollout", "failing update", "deleted in mid-canary", "fleet of one, good update")

@@ -6,12 +6,13 @@ import json
 
 import pytest
 from machines import KEY
+from ports import Ports
 from scenarios import LOOP, begun
 from trtmodel_operator.adapters.informer import pruned
 from trtmodel_operator.adapters.observe import observe
 from trtmodel_operator.model import Observed
 from trtmodel_operator.ports import Json
-from world import Ports, World
+from world import World
 
 
 def observed(world: World, children: dict[str, list[Json]]) -> Observed:

@@ -8,12 +8,13 @@ from collections.abc import Callable
 
 import pytest
 from machines import KEY
+from ports import Hooks, Ports
 from scenarios import ALL, LOOP, SOME, Ends, Run, begun, check_always, essence
 from test_cluster_faults import READS, TALK, passes_of
 from test_crash import ends_as
 from trtmodel_operator.ports import ClusterError, Conflict
 from trtmodel_operator.reconcile import Reconciler
-from world import Hooks, Ports, World
+from world import World
 
 pytestmark = pytest.mark.long
 

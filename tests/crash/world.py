@@ -5,21 +5,20 @@ as the source that they read wants it, a bucket that may be away, images that ma
 `machines`. Does not model: Services, probes, signatures' validity, the kubelet's delays.
 
 Objects that lie in it are replaced and never changed, so `fork` is cheap: the state before each I/O of a run is kept,
-and a crash there is a copy of that state with a new operator. What must hold at every moment is asserted where it would
-break: see `_check_promotion` and `_check_dose`.
+and a crash there is a copy of that state with a new operator. What must hold at every moment (`promises`) is asserted
+where it would break.
 """
 
 from __future__ import annotations
 
 import copy
 import json
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Mapping, Sequence
 
-from machines import GRACE_SECONDS, IMAGES, KEY, UID, UNSCHEDULABLE, Source, Worker, load_key, read_pointer, text_of
+import promises
+from machines import GRACE_SECONDS, IMAGES, UID, UNSCHEDULABLE, Source, Worker, load_key, read_pointer, text_of
 from trtmodel_contract.codec import dumps, encode, loads, sha256_hex
-from trtmodel_contract.control import POINTER_FILE, DesiredRequest, EngineState, Report
+from trtmodel_contract.control import POINTER_FILE, DesiredRequest, Report
 from trtmodel_contract.exitcodes import JobExit
 from trtmodel_contract.gate import GateFigures, OutputFigures, Top1Figures, judge
 from trtmodel_contract.gate import Verdict as GateVerdict
@@ -34,12 +33,9 @@ from trtmodel_contract.jobs import (
     ResolveResult,
     ResolveTask,
 )
-from trtmodel_contract.signing import Signature
-from trtmodel_operator.manifests import LABEL_PLATFORM, LABEL_TARGET
-from trtmodel_operator.model import Answer, Decision, Lookup, Memory, Observed, Query, WebhookSpec
-from trtmodel_operator.ports import ClusterError, Conflict, Json, Key, WorkerError
-
-T = TypeVar("T")
+from trtmodel_operator.manifests import LABEL_TARGET
+from trtmodel_operator.model import Memory
+from trtmodel_operator.ports import ClusterError, Conflict, Json, WorkerError
 
 JOB_SECONDS, JOB_TRIES = 6.0, 3
 TRAFFIC = 20
@@ -169,9 +165,9 @@ class World:
         if resource_version != model["metadata"]["resourceVersion"]:
             self.conflicts += 1
             raise Conflict("modified")
-        self._check_promotion(rollout)
+        promises.check_promotion(self, model, rollout)
         self._write_model({**model, "status": {**model.get("status", {}), "rollout": json.loads(json.dumps(rollout))}})
-        self._check_dose()
+        promises.check_dose(self)
         return str(self._there()["metadata"]["resourceVersion"])
 
     def write_status(self, status: Json) -> None:
@@ -180,11 +176,11 @@ class World:
         self._write_model({**model, "status": {**status, **({"rollout": kept} if kept is not None else {})}})
 
     def apply(self, manifest: Json) -> None:
-        self._check_wanted()
+        promises.check_wanted(self)
         self._put(manifest["kind"], manifest["metadata"]["name"], manifest)
 
     def create_job(self, manifest: Json) -> None:
-        self._check_wanted()
+        promises.check_wanted(self)
         name = manifest["metadata"]["name"]
         if ("Job", name) not in self.objects:
             self.jobs_created = (*self.jobs_created, name)
@@ -219,7 +215,7 @@ class World:
         worker = self._reach(uid)
         self._touched()
         worker.told(self, request)
-        self._check_dose()
+        promises.check_dose(self)
 
     def _there(self) -> Json:
         if self.model is None:
@@ -243,74 +239,6 @@ class World:
         if self.keeps_past:
             seen = (self.model, dict(self.objects), [w.pod(self) for w in self.workers.values()])
             self.past = (*self.past, seen)[-PAST_KEPT:]
-
-    # ------------------------------------------------------------------------------------------------------------
-    # What must hold at every moment
-    # ------------------------------------------------------------------------------------------------------------
-
-    def _check_wanted(self) -> None:
-        deleted = self.model is None or "deletionTimestamp" in self.model["metadata"]
-        assert not (deleted and self.alone), "something is made for a TRTModel that is being deleted"
-
-    def _check_promotion(self, new: Json) -> None:
-        """The fence never goes back; and who is promoted is held, by its own report, by every worker that is wanted."""
-        old = self._there().get("status", {}).get("rollout")
-        if old is None:
-            return
-        assert new["sequence"] >= old["sequence"], "the sequence went back"
-        candidate = old["candidate"]
-        self._check_platform(old, new)
-        promoted = candidate is not None and new["stable"] == candidate and old["stable"] != candidate
-        if not promoted or not self.alone:
-            return
-        spec = self._there()["spec"]
-        for target in [t["name"] for t in spec.get("targets", [{"name": "default"}])]:
-            mine = [w for w in self.workers.values() if w.target == target and w.leaves_at is None]
-            assert len(mine) >= max(1, spec["serving"]["replicas"]), "promoted with workers missing"
-            digests = {a["loadKey"]: a["manifestDigest"] for a in candidate["artifacts"] if a["target"] == target}
-            for worker in mine:
-                digest = digests[str(load_key(target, worker.node, worker.image))]
-                assert worker.reachable, f"promoted although {worker.uid} is unknown"
-                engines = worker.report(self).models[KEY[1]].engines
-                ready = {e.manifest_digest for e in engines if e.state is EngineState.READY}
-                assert digest in ready, f"promoted although {worker.uid} does not have it"
-
-    def _check_platform(self, old: Json, new: Json) -> None:
-        """Workers are of another platform for good only when all that are wanted serve as such."""
-        before, now = old["platform"], new["platform"]
-        if before is None or now is None or before["hash"] == now["hash"] or old["stable"] is None or not self.alone:
-            return
-        spec = self._there()["spec"]
-        for target in [t["name"] for t in spec.get("targets", [{"name": "default"}])]:
-            mine = [w for w in self.workers.values() if w.target == target and w.leaves_at is None]
-            serving = [w for w in mine if w.labels[LABEL_PLATFORM] == now["hash"] and w.serves(self)]
-            assert len(serving) >= max(1, spec["serving"]["replicas"]), "another platform with workers missing"
-
-    def _check_promise(self) -> None:
-        serving = sum(w.serves(self) for w in self.workers.values() if w.leaves_at is None)
-        assert serving >= self.promised or self.misled, f"{serving} workers serve, {self.promised} are promised"
-
-    def _check_dose(self) -> None:
-        """Never do more workers answer with a candidate, or with more of their requests, than the steps that it reached
-        allow; and with none that a person only goes back to."""
-        rollout = self.rollout
-        candidate, step = rollout["candidate"], rollout["step"]
-        spec = (self.model or {}).get("spec", {})
-        for target in {w.target for w in self.workers.values()}:
-            mine = [w for w in self.workers.values() if w.target == target and w.leaves_at is None]
-            if candidate is not None and step is not None and not step["back"]:
-                steps, trial = spec["rollout"]["steps"], (target, candidate["revision"])
-                reached = steps[min(step["index"], len(steps) - 1)]
-                all_ = self.narrow and step["index"] >= len(steps)  # who holds it alone answers with it
-                cap = len(mine) if all_ else _share(reached["workers"], len(mine))
-                self.caps[trial] = max(self.caps.get(trial, 0), cap)
-                self.weights[trial] = max(self.weights.get(trial, 0), reached.get("weight", 100))
-            answering = Counter(w.engines[w.routes.candidate][0] for w in mine if w.routes.candidate)
-            for revision_, on in answering.items():
-                assert on <= self.caps.get((target, revision_), 0), f"{on} workers try it: its steps allow fewer"
-            for w in mine:
-                most = self.weights.get((target, w.engines[w.routes.candidate][0]), 0) if w.routes.candidate else 100
-                assert w.routes.weight <= most, f"it answers {w.routes.weight} %: its steps allow {most}"
 
     # ------------------------------------------------------------------------------------------------------------
     # What people do
@@ -377,8 +305,8 @@ class World:
             worker.boot(self, read_pointer(config["data"][POINTER_FILE]) if config else None)
             worker.settle(self)
             worker.serve(self, seconds)
-        self._check_dose()
-        self._check_promise()
+        promises.check_dose(self)
+        promises.check_promise(self)
 
     def on_candidate(self) -> int:
         return sum(bool(w.routes.candidate) for w in self.workers.values() if w.leaves_at is None)
@@ -539,111 +467,3 @@ def _node_of(job: Json) -> str:
     affinity = job["spec"]["template"]["spec"].get("affinity", {}).get("nodeAffinity", {})
     terms = affinity.get("requiredDuringSchedulingIgnoredDuringExecution", {}).get("nodeSelectorTerms", [])
     return next((str(field["values"][0]) for term in terms for field in term["matchFields"]), "")
-
-
-def _share(workers: int | str, n: int) -> int:
-    """Of n workers, as the design has it."""
-    asked = -(-int(workers[:-1]) * n // 100) if isinstance(workers, str) else workers
-    return max(1, min(n - 1, asked))
-
-
-class Hooks:
-    """The port Inquiries: people's own systems, which are asked beside the passes and answer before the next."""
-
-    def __init__(self, world: World) -> None:
-        self.world = world
-
-    def answers(self, key: Key) -> tuple[Answer, ...]:
-        world = self.world
-        down = "it cannot be reached"
-        numbers = [Answer(k, world.time, world.gives, error="" if world.gives else down) for k, q in world.asked if q]
-        error = "" if world.confirms else down if world.confirms is None else "it says no"
-        says = [Answer(k, world.time, yes=bool(world.confirms), error=error) for k, q in world.asked if not q]
-        return (*numbers, *says)
-
-    def follow(self, key: Key, lookups: Sequence[Lookup]) -> None:
-        self.world.asked = tuple((lookup.key, isinstance(lookup, Query)) for lookup in lookups)
-
-    def tell(self, hook: WebhookSpec, key: str, body: str) -> None:
-        pass
-
-
-class Ports:
-    """What one operator process sees of the world: the ports Cluster, Workers, Signer, Clock and Metrics. Every call
-    that leaves the process goes through `before` and `after`, which do nothing here."""
-
-    def __init__(self, world: World) -> None:
-        self.world = world
-
-    async def before(self, call: str) -> None:
-        """The process may end or wait here, with the call not made."""
-
-    async def after(self, call: str) -> None:
-        """Or here, with the call made and its answer not seen, be it an error."""
-
-    async def _call(self, call: str, act: Callable[[], T]) -> T:
-        await self.before(call)
-        try:
-            return act()
-        finally:
-            await self.after(call)
-
-    async def get_model(self, key: Key) -> Json | None:
-        return await self._call("get_model", lambda: self.world.model)
-
-    async def list_models(self) -> Mapping[Key, str]:
-        return {KEY: str(self.world.model["metadata"]["resourceVersion"])} if self.world.model else {}
-
-    async def children(self, key: Key) -> Mapping[str, Sequence[Json]]:
-        return await self._call("children", self.world.children)
-
-    async def write_memory(self, key: Key, resource_version: str, rollout: Json) -> str:
-        return await self._call("write_memory", lambda: self.world.write_memory(resource_version, rollout))
-
-    async def write_status(self, key: Key, status: Json) -> None:
-        await self._call("write_status", lambda: self.world.write_status(status))
-
-    async def apply(self, manifest: Json) -> None:
-        await self._call("apply", lambda: self.world.apply(manifest))
-
-    async def guard(self, key: Key, uid: str, *, on: bool) -> None:
-        raise AssertionError("no scenario deletes artifacts")
-
-    async def create_job(self, manifest: Json) -> None:
-        await self._call("create_job", lambda: self.world.create_job(manifest))
-
-    async def delete_job(self, key: Key, name: str) -> None:
-        await self._call("delete_job", lambda: self.world.delete_job(name))
-
-    async def scale_workload(self, key: Key, name: str, replicas: int) -> None:
-        await self._call("scale_workload", lambda: self.world.scale_workload(name, replicas))
-
-    async def delete_workload(self, key: Key, name: str) -> None:
-        await self._call("delete_workload", lambda: self.world.delete_workload(name))
-
-    async def post_event(self, regarding: Json, reason: str, message: str, *, warning: bool) -> None:
-        self.world.events = (*self.world.events, reason)
-
-    async def report(self, ip: str, uid: str) -> Report:
-        return await self._call("report", lambda: self.world.report(uid))
-
-    async def send(self, ip: str, uid: str, request: DesiredRequest) -> None:
-        await self._call("send", lambda: self.world.send(uid, request))
-
-    def follow(self, key: Key, workers: Mapping[str, tuple[str, int]], *, closely: bool = True) -> None:
-        pass
-
-    def sign(self, payload: bytes) -> Signature:
-        return Signature("k1", sha256_hex(payload)[:16])
-
-    def public_keys(self) -> Mapping[str, str]:
-        return {"k1": "AA=="}
-
-    def now(self) -> float:
-        return self.world.time
-
-    def persisted(self, key: Key, seen: Observed, decision: Decision, status: Mapping[str, object]) -> None:
-        pass
-
-    def forget(self, key: Key) -> None:
-        pass

@@ -30,6 +30,7 @@ NAMESPACES = (
     "e2e-faults",
     "e2e-memory",
     "e2e-scenarios",
+    "e2e-more",
 )
 KEEP = os.environ.get("TRTMODEL_E2E_KEEP") == "1"
 DELETE_SECONDS = 120

@@ -1,5 +1,6 @@
-"""Other workers for the same model, under steady traffic: other pod settings, an image that does not exist, settings
-with which no worker starts, and a person who ends it. Whatever happens, no request fails."""
+"""Other workers for the same model, under steady traffic: other pod settings, another image and the way back from it,
+an image that does not exist, settings with which no worker starts, and a person who ends it. Whatever happens, no
+request fails."""
 
 from __future__ import annotations
 
@@ -14,8 +15,9 @@ import pytest
 from . import models
 from .cluster import Json
 from .install import Images
+from .other_image import OTHER_RUNTIME, of_another_runtime
 from .traffic import Traffic
-from .world import World, condition, revision, until
+from .world import World, condition, job_result, revision, until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(420)]
 
@@ -72,6 +74,16 @@ class Served:
 
         return revision(self.world.wait(NAME, "new workers answer", done, CHANGE_SECONDS), "candidate")
 
+    def images(self) -> set[str]:
+        """What the workers are made of."""
+        return {p["spec"]["containers"][0]["image"] for p in self.world.workers(NAME)}
+
+    def builds_of(self, image: str) -> list[tuple[str, bool]]:
+        """Of each Job of this image that brought an engine: its load key, and whether it was in the bucket already."""
+        jobs = self.world.children("Pod", NAME, "kind=build")
+        results = [job_result(p) for p in jobs if p["spec"]["containers"][0]["image"] == image]
+        return [(str(r.build.artifact.load_key), r.build.reused) for r in results if r is not None and r.build]
+
     def events(self) -> set[str]:
         return {reason for _, reason, _ in self.world.events(NAME)}
 
@@ -87,6 +99,12 @@ def served(world_of: Callable[[str], World], images: Images, files: Path, endpoi
     traffic = Traffic(world)
     traffic.start(images.worker, NAME, files / "magika" / "requests.npz", TRAFFIC_SECONDS)
     return Served(world, traffic)
+
+
+@pytest.fixture(scope="module")
+def other(images: Images, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The worker with another version of ONNX Runtime."""
+    return of_another_runtime(images.worker, tmp_path_factory.mktemp("image"))
 
 
 def newest(model: Json) -> tuple[str, str]:
@@ -109,6 +127,40 @@ def test_other_pod_settings_are_tried_beside_the_old_ones_and_then_the_old_ones_
     assert all(p["metadata"]["annotations"]["team"] == "search" for p in served.world.workers(NAME))
     assert {"PlatformChanges", "Promoted"} <= served.events()
     summary = served.traffic.assert_none_failed(begin, least=100)
+    assert set(summary["revisions"]) == {stable}
+
+
+def test_another_image_with_another_runtime_has_its_engines_built_is_tried_promoted_and_left_again(
+    served: Served, images: Images, other: str
+) -> None:
+    world, before, begin = served.world, served.platform(), served.traffic.now()
+    stable = revision(world.model(NAME), "stable")
+    served.change(image=other)
+    on_trial = served.wait_tried()
+    assert on_trial != before
+    assert set(served.deployments()) == {before, on_trial}
+    assert served.images() == {images.worker, other}
+    ((key, reused),) = served.builds_of(other)  # before there was a worker that needs it
+    assert (OTHER_RUNTIME in key, reused) == (True, False)
+    found = world.wait_condition(NAME, "Ready", "True", "Serving", CHANGE_SECONDS)
+    assert newest(found) == (on_trial, "Promoted")
+    assert f"workers of image {other}" in found["status"]["history"][0]["reason"]
+    assert "compared with the workers of before in the same time" in found["status"]["history"][0]["reason"]
+    assert (revision(found, "stable"), found["status"]["rollout"]["platform"]["image"]) == (stable, other)
+    served.wait_only(on_trial)
+    assert served.images() == {other}
+
+    # The way back is a rollout like any other, with the engine that is in the bucket.
+    builds = len(served.builds_of(images.worker))
+    served.change(image="")
+    assert served.wait_tried() == before
+    found = world.wait_condition(NAME, "Ready", "True", "Serving", CHANGE_SECONDS)
+    assert newest(found) == (before, "Promoted")
+    assert (revision(found, "stable"), found["status"]["rollout"]["platform"]["image"]) == (stable, images.worker)
+    served.wait_only(before)
+    assert served.images() == {images.worker}
+    assert [reused for _, reused in served.builds_of(images.worker)[builds:]] in ([], [True])
+    summary = served.traffic.assert_none_failed(begin, least=200)
     assert set(summary["revisions"]) == {stable}
 
 

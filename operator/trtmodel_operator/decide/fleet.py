@@ -121,13 +121,10 @@ def _left(turn: Turn, target: Target, wanted: int) -> Iterator[tuple[Platform, i
     if lacking > 0 and without_room(stay) and (spare or turn.spec.rollout.allow_downtime):
         lacking -= 1
     for workload in sorted(going, key=lambda w: w.name):
-        platform = _platform_of(workload)
-        if not platform.pod:  # of what it was made nobody knows: it goes as a whole
-            continue
         mine = [w for w in workers if w.platform == workload.platform]
         keep = min(workload.replicas, max(0, lacking), sum(not w.trouble for w in mine))
         lacking -= min(keep, sum(facts.serves(turn.seen, w, serving) for w in mine))
-        yield platform, keep
+        yield _platform_of(workload), keep
 
 
 def _replicas(turn: Turn, target: Target, platform: Platform) -> int:

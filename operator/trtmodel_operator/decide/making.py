@@ -81,9 +81,8 @@ def extend(turn: Turn) -> Outcome | None:
         found = next((b for b in _built(turn) if _fits(need, b)), None)
         if found is not None and found.artifact.figures is not None:
             return _add(turn, deployed, found)
-    if not turn.spec.tier.builds:
-        return _not_staged(turn, resolved, needs)
-    outcome, keys = _make(turn, resolved, needs), ", ".join(n.load_key for n in needs if n.load_key)
+    outcome = _make(turn, resolved, needs) if turn.spec.tier.builds else _not_staged(turn, resolved, needs)
+    keys = ", ".join(n.load_key for n in needs if n.load_key)
     on_trial = deployed is turn.memory.candidate and turn.memory.stable is not None
     if members.trial(turn.memory) is not None:  # of other workers: only what they lack themselves holds them up
         on_trial = not any(need.image for need in needs)
@@ -239,7 +238,9 @@ def _not_staged(turn: Turn, resolved: Resolved, needs: list[Need]) -> Outcome:
         f"{', '.join(lacking)}, and tier {turn.spec.tier.name} builds none: build it in tier Staging in this "
         "namespace, or bring it here with `trtmodel cache copy`, then use the command refresh"
     )
-    return Outcome(Situation(Stage.STALLED, reasons.NO_STAGED_ENGINE, message))
+    # A trial that waits for it has a deadline, which counts only while somebody watches.
+    requeue = LATER if members.trial(turn.memory) is not None else None
+    return Outcome(Situation(Stage.STALLED, reasons.NO_STAGED_ENGINE, message), requeue)
 
 
 # ---------------------------------------------------------------------------------------------------------------

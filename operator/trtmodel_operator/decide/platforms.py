@@ -152,10 +152,12 @@ def hopeless(turn: Turn) -> tuple[str, str, str] | None:
 
 
 def holds_for_room(turn: Turn) -> bool:
-    """Nothing but room for another worker is lacking, and none of the old ones may leave first."""
+    """Nothing but room for another worker is lacking, and that is no fault of the platform: none of the old ones may
+    leave first. Or one left, and still no node takes the new one, but workers like it found a place before, in the
+    first step; if none ever did, they may ask for more than was freed, and the old one is wanted back."""
     step, members = turn.memory.step, holders(turn.seen, turn.memory)
     waiting = fleet.without_room(members)
-    if trial(turn.memory) is None or step is None or step.tight or not waiting:
+    if trial(turn.memory) is None or step is None or (step.tight and not step.seen_at) or not waiting:
         return False
     return all(answers(turn.seen, turn.memory, w) or w in waiting for w in members)
 
@@ -172,13 +174,12 @@ def make_room(turn: Turn) -> None:
 def preparing(turn: Turn) -> tuple[str, str]:
     """What the new workers wait for: a reason, '' for none in particular, and the end of a sentence."""
     missing, short = unprepared(turn.seen, turn.memory)
-    if holds_for_room(turn):
+    if holds_for_room(turn) and not _place_may_come(turn):
         worker = fleet.without_room(missing)[0]
-        way_out = (
-            "add such a node, use memoryPolicy Resource, which takes an old worker away first"
-            + (" (and allowDowntime, since there is only one)" if turn.spec.serving.replicas == 1 else "")
-            + ", or set the spec back"
-        )
+        way_out = "add such a node, or set the spec back"
+        if turn.memory.step is not None and not turn.memory.step.tight:
+            alone = " (and allowDowntime, since there is only one)" if turn.spec.serving.replicas == 1 else ""
+            way_out = f"use memoryPolicy Resource, which takes an old worker away first{alone}, {way_out}"
         return reasons.NO_ROOM, f": no node has room for another worker ({worker.message}): {way_out}"
     if missing:
         return "", f": {trouble(turn, missing[0])}"
@@ -267,6 +268,12 @@ def _engines_come_first(turn: Turn, wanted: Platform) -> bool:
     changes = memory.platform is not None and wanted.image != memory.platform.image
     same = memory.stable is not None and builds.wanted_revision(turn) == memory.stable.revision
     return changes and same and turn.spec.tier.builds
+
+
+def _place_may_come(turn: Turn) -> bool:
+    """An old worker was told to leave. As long as it takes to go, and the scheduler to notice, nothing is amiss."""
+    step = turn.memory.step
+    return step is not None and step.tight and turn.memory.waited < turn.spec.rollout.progress_deadline
 
 
 def _tried(turn: Turn, hash_: str) -> bool:

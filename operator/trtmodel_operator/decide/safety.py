@@ -233,10 +233,11 @@ def _until_room_lacked(waiting: str, word: str) -> float | None:
 
 
 def _environment_alone(turn: Turn, candidate: Deployed) -> bool:
-    """No worker ever answered with it, and all that stands (or stood) in the way is no fault of it."""
+    """No worker ever answered with it, and all that stands (or stood) in the way is no fault of it. Of a platform also
+    late in its trial: a worker that has lost its place has not failed, and what the others do is still looked at."""
     step = turn.memory.step
     if trial(turn.memory) is not None:
-        return step is not None and not step.seen_at and platforms.holds_for_room(turn)
+        return platforms.holds_for_room(turn)
     members = holders(turn.seen, turn.memory)
     engines = [facts.engine(turn.seen, w, facts.digest_for(w, candidate)) for w in members]
     lacking = [e for e in engines if e is None or e.state is not EngineState.READY]

@@ -245,7 +245,11 @@ def _workloads(turn: Turn) -> list[ApplyService | ApplyWorkload]:
 
 
 def _change(turn: Turn, found: ObservedWorkload | None, wanted: ApplyWorkload) -> ApplyWorkload | None:
-    """All of it where people chose something else than it was made of; only its replicas where they differ alone."""
-    if found is None or found.fingerprint != manifests.workload_fingerprint(turn.seen.model, turn.spec, wanted):
+    """All of it where people chose something else than it was made of; only its replicas where they differ alone, and
+    where nobody knows any more what it was made of."""
+    if found is None:
+        return wanted
+    known = bool(wanted.platform.pod)
+    if known and found.fingerprint != manifests.workload_fingerprint(turn.seen.model, turn.spec, wanted):
         return wanted
     return replace(wanted, only_replicas=True) if found.replicas != wanted.replicas else None

@@ -299,6 +299,22 @@ def test_one_of_two_that_leave_makes_room_for_mains_and_the_last_ready_one_stays
     assert {w.platform.hash: w.replicas for w in of(alone, ApplyWorkload)}[worker.platform] == 0
 
 
+@pytest.mark.parametrize("count", [1, 4])
+def test_a_deployment_that_tells_no_settings_leaves_like_any_other_and_its_pods_stay_what_they_are(count: int) -> None:
+    seen = two_leave(count)
+    unknown = {w.name for w in seen.workloads[1:]}
+    seen = replace(seen, workloads=tuple(replace(w, pod="") if w.name in unknown else w for w in seen.workloads))
+    for i in range(4 * count):
+        decision = decide(seen)
+        assert all(w.only_replicas for w in of(decision, ApplyWorkload) if w.name in unknown)
+        seen = obey(seen, decision)
+        assert left(seen) == count
+        if i >= count:  # main's workers come into service, one by one
+            seen = with_worker(seen, seen.workers[min(i, 2 * count - 1) - count].uid, ready=True)
+    assert replicas(seen) == {seen.workloads[0].platform: count}
+    assert not unknown & {w.name for w in seen.workloads}
+
+
 def without_room(seen: Scene) -> Scene:
     """The new worker finds no node."""
     seen = obey(seen, decide(seen))
@@ -367,6 +383,60 @@ def test_room_that_comes_after_the_deadline_leaves_the_time_of_the_step() -> Non
         seen = later(replace(seen, memory=decision.memory), 5)
 
 
+def lost_its_place(seen: Scene) -> Scene:
+    """A new worker that answered; the one that replaces it finds no node."""
+    worker = new_ones(seen)[-1]
+    nowhere = {"ready": False, "running": False, "trouble": "Unschedulable", "message": "no GPU is free"}
+    again = replace(worker, uid=f"again-{worker.uid}", pod=f"again-{worker.pod}", report=None, **nowhere)
+    return replace(seen, workers=tuple(again if w is worker else w for w in seen.workers))
+
+
+def waits(seen: Scene, seconds: float) -> tuple[Scene, Decision]:
+    """Nothing changes in the cluster for so long; the others answer."""
+    for _ in range(int(seconds / 5)):
+        seen = later(busy(obey(seen, decide(seen), seconds=0), requests=20), 5)
+    return seen, decide(seen)
+
+
+@pytest.mark.parametrize("policy", ["Availability", "Auto"])
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_place_that_is_lost_late_in_a_trial_holds_it_beyond_the_deadline_until_there_is_one(
+    policy: str, index: int
+) -> None:
+    seen = on_trial(changed(rollout__memoryPolicy=policy, rollout__progressDeadline="1m"), index=index)
+    assert seen.memory.step is not None
+    if policy == "Auto":  # an old one had left for it
+        seen = replace(seen, memory=replace(seen.memory, step=replace(seen.memory.step, tight=True)))
+    seen, decision = waits(lost_its_place(seen), 150)
+    assert decision.memory.candidate is not None
+    assert (decision.situation.stage.value, decision.situation.reason) == ("Stalled", "NoRoomForWorker")
+    assert "no GPU is free" in decision.situation.message
+    assert ("memoryPolicy" in decision.situation.message) == (policy == "Availability")
+    (nowhere,) = [w for w in seen.workers if w.trouble]
+    report = next(w.report for w in seen.workers if w.ready)
+    seen = with_worker(seen, nowhere.uid, ready=True, running=True, trouble="", message="", report=report)
+    seen, _ = to_the_end(seen)
+    assert (seen.memory.history[0].outcome, seen.memory.history[0].revision) == ("Promoted", hash_of(seen))
+
+
+def test_while_a_place_is_lacking_the_others_are_judged_as_ever() -> None:
+    seen = on_trial(changed(rollout__memoryPolicy="Availability", rollout__progressDeadline="1m"), index=1)
+    seen, _ = waits(lost_its_place(seen), 100)
+    uids = {w.uid for w in new_ones(seen)}
+    decision = decide(later(busy(seen, requests=400, failed=80, failing=uids), 5))
+    assert (decision.rule, decision.situation.reason) == ("analysis_says_no", "ErrorRateTooHigh")
+
+
+def test_an_old_worker_that_left_for_one_that_fits_nowhere_comes_back_at_the_deadline() -> None:
+    seen = without_room(changed(rollout__memoryPolicy="Auto", rollout__progressDeadline="1m"))
+    seen, decision = waits(seen, 60)
+    assert decision.memory.candidate is not None
+    seen, decision = waits(seen, 10)
+    assert (decision.memory.candidate, decision.situation.reason) == (None, "Unschedulable")
+    assert seen.memory.platform is not None
+    assert replicas(seen)[seen.memory.platform.hash] == 4
+
+
 def test_the_last_ready_worker_never_leaves_first() -> None:
     seen = without_room(changed(replicas=2))
     for worker in seen.workers[:1]:
@@ -414,6 +484,39 @@ def test_an_engine_that_cannot_be_built_for_an_old_worker_ends_no_trial() -> Non
         decision = decide(failed)
         assert (decision.rule, decision.memory.candidate is not None) == ("watch", True)
         failed = obey(failed, decision)
+
+
+def test_where_nothing_is_built_an_engine_that_an_old_worker_lacks_holds_up_no_trial() -> None:
+    seen = on_trial(edited(changed(), build__tier="Production"))
+    old = next(w for w in seen.workers if w.uid not in {n.uid for n in new_ones(seen)})
+    assert old.report is not None
+    strange = replace(old.report, load_key=replace(old.report.load_key, device="gpu-NVIDIA-L4-cc8.9"), models={})
+    for _ in range(3):
+        seen = with_worker(seen, old.uid, ready=False, report=strange)
+        decision = decide(seen)
+        assert (decision.rule, decision.memory.candidate is not None) == ("watch", True)
+        seen = obey(seen, decision)
+
+
+def test_where_nothing_is_built_new_workers_without_an_engine_are_told_and_taken_back_at_the_deadline() -> None:
+    seen = edited(serving(A, build__tier="Production"), serving__image="worker:2")
+    seen = obey(seen, decide(seen))
+    (fresh,) = new_ones(seen)
+    assert fresh.report is not None
+    strange = replace(fresh.report, load_key=replace(fresh.report.load_key, version="1.21"), models={})
+    seen = with_worker(seen, fresh.uid, ready=False, report=strange)
+    decision = decide(seen)
+    assert (decision.rule, decision.situation.reason) == ("extend", "NoStagedEngine")
+    assert "1.21" in decision.situation.message
+    waited = 0.0
+    while decision.memory.candidate is not None:
+        assert decision.requeue is not None
+        assert waited < 1000
+        seen = later(obey(seen, decision, seconds=0), decision.requeue)
+        seen, waited = with_worker(seen, fresh.uid, ready=False, report=strange), waited + decision.requeue
+        decision = decide(seen)
+    assert decision.rule == "deadline_passed"
+    assert "NoEngineForLoadKey" in decision.situation.message
 
 
 def test_an_engine_that_stable_got_since_the_trial_began_fails_it_too() -> None:
