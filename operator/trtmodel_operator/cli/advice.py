@@ -50,7 +50,8 @@ MOVES: Mapping[str, Advice] = {
     ),
     "Inconclusive": Advice(
         "The hold is over, and the figures allow no verdict yet.",
-        "Wait for more requests; `rollout.progressDeadline` ends it. If it comes often, lower `minRequests`.",
+        "Wait for more requests; `rollout.progressDeadline` ends it. If it comes often, allow more with "
+        "`maxErrorRateIncrease` or `maxLatencyRatio`; `trtmodel lint` tells how many requests a limit takes.",
     ),
     "SlowLook": Advice("The candidate was too slow at one look; a second one in a row takes it back."),
     "AwaitingConfirmation": Advice(

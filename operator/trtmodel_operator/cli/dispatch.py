@@ -89,7 +89,7 @@ def _call(extra: str, module: str, function: str, *arguments: object) -> int:
     try:
         loaded = importlib.import_module(module)
     except ModuleNotFoundError as e:
-        print(f"trtmodel: {e.name} is not installed: pip install 'trtmodel[{extra}]'", file=sys.stderr)
+        print(f"trtmodel: {e.name} is not installed: pip install '.[{extra}]' in a clone", file=sys.stderr)
         return EXIT_USAGE
     code: int = getattr(loaded, function)(*arguments)
     return code

@@ -153,9 +153,16 @@ def _matters(model: Json) -> Iterator[Json]:
     seen = set()
     for kind, bad in (("Stalled", "True"), ("Available", "False"), ("Ready", "False"), ("Degraded", "True")):
         found = condition(model, kind)
+        if kind == "Available" and _comes_up(model):
+            continue
         if found.get("status") == bad and found.get("reason") not in seen:
             seen.add(found.get("reason"))
             yield found
+
+
+def _comes_up(model: Json) -> bool:
+    """The first revision is on its way: that nothing serves yet is no trouble."""
+    return not revision(model, "stable") and condition(model, "Progressing").get("status") == "True"
 
 
 def _state(model: Json) -> Iterator[Line]:
@@ -284,7 +291,9 @@ def _bar(percent: int, width: int = 10) -> str:
 
 
 def _mood(model: Json) -> Mood:
-    if condition(model, "Stalled").get("status") == "True" or condition(model, "Available").get("status") == "False":
+    if condition(model, "Stalled").get("status") == "True":
+        return Mood.BAD
+    if condition(model, "Available").get("status") == "False" and not _comes_up(model):
         return Mood.BAD
     if condition(model, "Ready").get("status") == "True":
         return Mood.WARN if condition(model, "Degraded").get("status") == "True" else Mood.GOOD

@@ -72,7 +72,8 @@ def _download(model: Json, page: Page, file: Path, options: argparse.Namespace) 
         artifacts = importlib.import_module("trtmodel_worker.alone.artifacts")
         storage_error = importlib.import_module("trtmodel_worker.storage").StorageError
     except ModuleNotFoundError as e:
-        raise Failed(f"{e.name} is not installed, which reads the bucket: pip install 'trtmodel[cli,worker]'", 2) from e
+        text = f"{e.name} is not installed, which reads the bucket: pip install '.[cli,worker]' in a clone"
+        raise Failed(text, 2) from e
     storage = (model.get("spec") or {}).get("storage") or {}
     prefix = storage.get("prefix") or "trtmodel"
     where = f"s3://{storage.get('bucket')}/{prefix}/{model['metadata']['namespace']}"

@@ -41,7 +41,7 @@ def run(arguments: list[str], prog: str) -> int:
         if (e.name or "").startswith("trtmodel"):
             raise
         print(
-            f"trtmodel: {e.name} is not installed, which {options.command} needs: pip install 'trtmodel[cli]'",
+            f"trtmodel: {e.name} is not installed, which {options.command} needs: pip install '.[cli]' in a clone",
             file=sys.stderr,
         )
         return EXIT_USAGE

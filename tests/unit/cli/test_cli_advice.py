@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from trtmodel_contract.control import DEVICE_LOST
 from trtmodel_contract.jobs import Reason
-from trtmodel_operator import conditions, reasons
-from trtmodel_operator.adapters import observe
+from trtmodel_operator import adapters, conditions, reasons
 from trtmodel_operator.cli import advice, dispatch
 from trtmodel_operator.decide import jobs, safety
 from trtmodel_operator.model import Stage
@@ -38,7 +37,8 @@ def test_each_reason_of_operator_and_jobs_is_explained_and_no_other() -> None:
 
 
 def test_the_words_of_cluster_and_workers_are_those_that_the_operator_knows() -> None:
-    source = Path(observe.__file__).read_text() + Path(jobs.__file__).read_text() + Path(safety.__file__).read_text()
+    files = [*Path(adapters.__file__).parent.glob("*.py"), Path(jobs.__file__), Path(safety.__file__)]
+    source = "".join(file.read_text() for file in files)
     known = {word for word in (CLUSTER | WORKERS) - {DEVICE_LOST} if f'"{word}"' in source}
     assert known == (CLUSTER | WORKERS) - {DEVICE_LOST}
 

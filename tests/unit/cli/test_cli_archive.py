@@ -75,7 +75,7 @@ def test_it_lints_and_asks_a_cluster(plugin: Path, tmp_path: Path) -> None:
 
 def test_what_it_does_not_bring_is_told(plugin: Path) -> None:
     found = run(plugin, "check", "model.onnx")
-    assert (found.returncode, "pip install 'trtmodel[builder]'" in found.stderr) == (2, True)
+    assert (found.returncode, "pip install '.[builder]' in a clone" in found.stderr) == (2, True)
 
 
 def test_without_its_python_it_says_which_one_it_needs(plugin: Path, tmp_path: Path) -> None:

@@ -88,13 +88,13 @@ def test_a_package_that_is_not_installed_is_named_with_its_extra(
 ) -> None:
     monkeypatch.setitem(sys.modules, "trtmodel_worker.alone.main", None)
     assert dispatch.main(["check", "model.onnx"]) == 2
-    assert "pip install 'trtmodel[builder]'" in capsys.readouterr().err
+    assert "pip install '.[builder]' in a clone" in capsys.readouterr().err
     assert dispatch.main(["cache", "list", "s3://a/b"]) == 2
-    assert "pip install 'trtmodel[worker]'" in capsys.readouterr().err
+    assert "pip install '.[worker]' in a clone" in capsys.readouterr().err
     monkeypatch.setitem(sys.modules, "kubernetes", None)
     monkeypatch.delitem(sys.modules, "trtmodel_operator.cli.connection", raising=False)
     assert dispatch.main(["status", "magika"]) == 2
-    assert "kubernetes is not installed, which status needs: pip install 'trtmodel[cli]'" in capsys.readouterr().err
+    assert "kubernetes is not installed, which status needs: pip install '.[cli]' in a clone" in capsys.readouterr().err
 
 
 def test_without_a_cluster_it_says_how_to_name_one(

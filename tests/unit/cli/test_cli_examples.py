@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import os
+import string
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
-from cli_scene import Json, Typed, as_object
-from lupa import lua51  # Argo CD's gopher-lua speaks Lua 5.1
+from argo_cd import health, script
+from cli_scene import Typed, as_object
 from test_conditions import SITUATIONS
 from trtmodel_operator.cli.outcome import FOR_A_PERSON, outcome
 
 ROOT = Path(__file__).parents[3]
 EXAMPLES = ROOT / "examples"
 MANIFESTS = sorted(EXAMPLES.rglob("*.yaml"))
-HEALTH = EXAMPLES / "argo-cd" / "health.yaml"
-KEY = "resource.customizations.health.trtmodel.io_TRTModel"
 
 Type = Callable[..., Typed]
 
@@ -39,28 +37,20 @@ def test_every_manifest_among_the_examples_is_yaml_and_says_what_it_is_for() -> 
         assert all(isinstance(document, dict) for document in yaml.safe_load_all(text)), file
 
 
+def test_the_manifest_of_the_quick_start_is_accepted(trtmodel: Type, tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "quickstart.md").read_text()
+    text = page.partition("cat > digits.yaml <<END\n")[2].partition("END\n")[0]
+    file = tmp_path / "digits.yaml"
+    file.write_text(string.Template(text).substitute(BUCKET="models", S3_ENDPOINT_IN_CLUSTER="http://s3.s3:7070"))
+    assert trtmodel("lint", str(file)).out == f"{file}: digits: ok\n"
+
+
 def test_every_example_stands_in_the_list_of_examples() -> None:
     listed = (EXAMPLES / "README.md").read_text()
     assert [f.name for f in sorted(EXAMPLES.iterdir()) if f.name != "README.md" and f"({f.name}" not in listed] == []
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-
-
-def health(model: Json) -> tuple[str, str]:
-    """As Argo CD asks for it: the object is the global `obj`."""
-    runtime = lua51.LuaRuntime(unpack_returned_tuples=True)
-    runtime.globals().obj = as_lua(runtime, model)
-    found = runtime.execute(yaml.safe_load(HEALTH.read_text())["data"][KEY])
-    return found.status, found.message
-
-
-def as_lua(runtime: Any, value: Any) -> Any:
-    if isinstance(value, dict):
-        return runtime.table_from({k: as_lua(runtime, v) for k, v in value.items() if v is not None})
-    if isinstance(value, list):
-        return runtime.table_from([as_lua(runtime, v) for v in value])
-    return value
 
 
 BY_EXIT = {0: "Healthy", 3: "Degraded", 4: "Suspended", None: "Progressing"}
@@ -87,7 +77,7 @@ def test_argo_cd_waits_for_an_operator_and_for_the_newest_spec() -> None:
 
 
 def test_argo_cds_text_and_file_are_one_and_know_who_waits_for_a_person() -> None:
-    text = yaml.safe_load(HEALTH.read_text())["data"][KEY]
+    text = script()
     assert text == (EXAMPLES / "argo-cd" / "health.lua").read_text()
     assert [reason for reason in FOR_A_PERSON if f'"{reason}"' not in text] == []
 

@@ -71,6 +71,15 @@ def test_status_tells_step_figures_targets_and_why_it_waits(api_server: FakeApiS
     assert shown.out.isascii(), "piped, it is plain"
 
 
+@pytest.mark.parametrize("name", ["new", "building the first", "deploying"])
+def test_a_first_revision_on_its_way_is_no_trouble(name: str, api_server: FakeApiServer, trtmodel: Type) -> None:
+    put(api_server, SITUATIONS[name][0])
+    lines = [line.strip() for line in trtmodel("status", "magika").out.splitlines()]
+    assert lines[1].startswith("why it waits: ")
+    for command in ("status", "explain"):
+        assert "NoWorkerServes" not in trtmodel(command, "magika").out
+
+
 WEIGHTS = {"pod-a": 100, "pod-d": 10}
 
 

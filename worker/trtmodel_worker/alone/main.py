@@ -81,7 +81,7 @@ def _of_engine(options: argparse.Namespace, home: Home) -> int:
     try:
         from trtmodel_worker.alone import commands  # ONNX and its runtime, which what serves does without
     except ModuleNotFoundError as e:
-        say(f"{e.name} is not installed, which {options.command} needs: pip install 'trtmodel[builder]'")
+        say(f"{e.name} is not installed, which {options.command} needs: pip install '.[builder]' in a clone")
         return EXIT_USAGE
     return commands.run(options, home)
 
