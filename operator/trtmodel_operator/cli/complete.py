@@ -34,9 +34,10 @@ _trtmodel() {
 compdef _trtmodel trtmodel
 """,
     "fish": """function _trtmodel
-  trtmodel __complete (commandline -opc)[2..] (commandline -ct) 2>/dev/null | grep -v '^:'
+  set -g _trtmodel_found (trtmodel __complete (commandline -opc)[2..] (commandline -ct) 2>/dev/null | grep -v '^:')
+  test -n "$_trtmodel_found"
 end
-complete -c trtmodel -f -a '(_trtmodel)'
+complete -c trtmodel -f -n _trtmodel -a '$_trtmodel_found'
 """,
 }
 NO_FILES, FILES = ":4", ":0"  # of cobra's directives
