@@ -112,26 +112,7 @@ class Served:
 
     def request(self, rows=1, shared_memory=False):
         """A file with a whole request."""
-        inputs = self.model.sample(rows)
-        ((name, array),) = inputs.items()
-        tensor = {"name": name, "datatype": "INT32" if array.dtype == np.int32 else "FP32", "shape": list(array.shape)}
-        body = b"" if shared_memory else array.tobytes()
-        if shared_memory:
-            key = f"{SHM_PREFIX}{os.getpid()}-{rows}"
-            Path("/dev/shm", key).write_bytes(array.tobytes())
-            register = f"/v2/systemsharedmemory/region/{key}/register"
-            self.worker.post(register, json.dumps({"key": key, "offset": 0, "byte_size": array.nbytes}).encode())
-            tensor["parameters"] = {"shared_memory_region": key, "shared_memory_byte_size": array.nbytes}
-        else:
-            tensor["parameters"] = {"binary_data_size": array.nbytes}
-        head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
-        lines = [
-            "POST /v2/models/m/infer HTTP/1.1", "Host: m", "Content-Type: application/octet-stream",
-            f"Content-Length: {len(head) + len(body)}", f"Inference-Header-Content-Length: {len(head)}",
-        ]  # fmt: skip
-        path = self.folder / f"request-{rows}-{shared_memory}"
-        path.write_bytes(("\r\n".join(lines) + "\r\n\r\n").encode() + head + body)
-        return path
+        return write_request(self.worker, self.folder, self.model.sample(rows), shared_memory)
 
     def answers(self, rows=1):
         """One request's status and first output."""
@@ -173,6 +154,30 @@ class Served:
             part: (_sum(text, f"{part}_seconds_sum"), _sum(text, f"{part}_seconds_count"))
             for part in ("queue", "compute", "request")
         }
+
+
+def write_request(worker, folder, inputs, shared_memory):
+    """A file with a whole request of one input, which is registered if it is to lie in shared memory."""
+    ((name, array),) = inputs.items()
+    rows = len(array)
+    tensor = {"name": name, "datatype": "INT32" if array.dtype == np.int32 else "FP32", "shape": list(array.shape)}
+    body = b"" if shared_memory else array.tobytes()
+    if shared_memory:
+        key = f"{SHM_PREFIX}{os.getpid()}-{rows}"
+        Path("/dev/shm", key).write_bytes(array.tobytes())
+        register = f"/v2/systemsharedmemory/region/{key}/register"
+        worker.post(register, json.dumps({"key": key, "offset": 0, "byte_size": array.nbytes}).encode())
+        tensor["parameters"] = {"shared_memory_region": key, "shared_memory_byte_size": array.nbytes}
+    else:
+        tensor["parameters"] = {"binary_data_size": array.nbytes}
+    head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
+    lines = [
+        "POST /v2/models/m/infer HTTP/1.1", "Host: m", "Content-Type: application/octet-stream",
+        f"Content-Length: {len(head) + len(body)}", f"Inference-Header-Content-Length: {len(head)}",
+    ]  # fmt: skip
+    path = folder / f"request-{rows}-{shared_memory}"
+    path.write_bytes(("\r\n".join(lines) + "\r\n\r\n").encode() + head + body)
+    return path
 
 
 def start_client(port, request, concurrency, seconds, pause=0.0, how=""):

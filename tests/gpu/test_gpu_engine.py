@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import mmap
+import os
 import threading
 import time
+from pathlib import Path
 
 import gpu_models
 import gpu_serving
@@ -14,12 +17,13 @@ from gpu_bare import BareLoop
 from gpu_serving import percentiles
 from trtmodel_worker.engines.base import CannotLoad, OutOfMemory, allocate_anew
 from trtmodel_worker.engines.tensorrt import compat
-from trtmodel_worker.engines.tensorrt.device import Cuda, CudaError
+from trtmodel_worker.engines.tensorrt.device import Cuda, CudaError, Stream
 
 pytestmark = pytest.mark.timeout(120)
 
 SECONDS = 2.0
 ROWS = (1, 4, 8, 16, 32)
+COPIED_BYTES = (588 << 10, 16 * 588 << 10)
 
 
 def cosine(a, b):
@@ -225,6 +229,64 @@ def test_lack_of_memory_is_told_as_such_and_harms_nothing(magika, magika_engine,
     figures(said=str(short.value)[:400])
     assert all(np.array_equal(before[name], after[name]) for name in before)
     assert magika_engine.create_lane().run(magika.sample(1), allocate_anew)
+
+
+@pytest.fixture
+def clients_file():
+    """A file of /dev/shm as a client has one, larger than any input here."""
+    path = Path("/dev/shm", f"{gpu_serving.SHM_PREFIX}copies-{os.getpid()}")
+    path.write_bytes(os.urandom(max(COPIED_BYTES)))
+    yield path
+    path.unlink()
+
+
+def test_what_a_copy_to_the_device_costs_by_where_it_lies(clients_file, figures, bar):
+    """In memory of the driver's own, in the arena, in a client's file that was pinned (read only, or not), and read
+    from that file into the arena first."""
+    cuda = Cuda()
+    stream, most = Stream(cuda), max(COPIED_BYTES)
+    device, own = cuda.allocate(most), cuda.call("cudaMallocHost", most)
+    arena = Pinned(most)
+    arena_at = np.frombuffer(arena.map, np.uint8).ctypes.data
+    cuda.register(arena_at, most)
+    read_only = cuda.runtime.cudaDeviceAttr.cudaDevAttrHostRegisterReadOnlySupported
+    found = {"read_only_supported": int(cuda.call("cudaDeviceGetAttribute", read_only, 0))}
+    places = {"own": int(own), "arena": arena_at}
+    descriptor = os.open(clients_file, os.O_RDWR)
+    mapped = {}
+    for name, protection in (("file", mmap.PROT_READ | mmap.PROT_WRITE), ("file, read only", mmap.PROT_READ)):
+        mapped[name] = np.frombuffer(mmap.mmap(descriptor, most, mmap.MAP_SHARED, protection), np.uint8)
+        began = time.perf_counter()
+        try:
+            cuda.register(mapped[name].ctypes.data, most, read_only=protection == mmap.PROT_READ)
+        except CudaError as e:
+            found[name] = str(e)
+            cuda.clear_error()
+            continue
+        found[name] = {"pin_ms": round(1e3 * (time.perf_counter() - began), 2)}
+        places[name] = mapped[name].ctypes.data
+
+    def copy(address, size):
+        stream.copy_in(device, address, size)
+        stream.wait()
+
+    def read_and_copy(size):
+        os.preadv(descriptor, [memoryview(arena.map)[:size]], 0)
+        copy(arena_at, size)
+
+    for size in COPIED_BYTES:
+        kinds = {name: functools.partial(copy, at, size) for name, at in places.items()}
+        kinds["file, read into the arena first"] = functools.partial(read_and_copy, size)
+        us = {name: round(1e3 * percentiles(timed(run, 0.3))["p50_ms"], 1) for name, run in kinds.items()}
+        found[f"us_for_{size >> 10}_kib"] = us
+        for name, figure in us.items():
+            bar(f"copy of {size >> 10} KiB to the device, {name}, p50", figure, None, "us")
+    for name in places.keys() & mapped.keys():
+        began = time.perf_counter()
+        cuda.unregister(mapped[name].ctypes.data)
+        found[name]["unpin_ms"] = round(1e3 * (time.perf_counter() - began), 2)
+    figures(**found)
+    os.close(descriptor)
 
 
 def test_the_first_run_of_a_warm_lane_is_as_fast_as_later_ones(served, resnet, figures, bar):

@@ -10,6 +10,7 @@ from trt_world import NEW, OLD, World, row_of
 from trtmodel_worker.engines.base import (
     CannotLoad,
     DeviceLost,
+    Elsewhere,
     InvalidInput,
     OutOfMemory,
     Recoverable,
@@ -403,3 +404,53 @@ def test_memory_that_cannot_be_pinned_is_copied_by_the_driver(world, monkeypatch
     x[...] = 3
     assert np.array_equal(lane.run({"x": x}, allocate_anew)["y"], np.full((1, 4), 6, np.float32))
     assert "could not be pinned" in caplog.text
+
+
+@pytest.mark.parametrize("graph", [True, False], ids=["graph", "plain"])
+def test_inputs_are_copied_from_where_they_lie(world, graph):
+    world.gpu.capturable = graph
+    engine, (lane,), memory = prepared(world, shapes=(1, 4))
+    x = memory[:64].view(np.float32).reshape(4, 4)
+    x[...] = np.arange(16).reshape(4, 4)
+    clients = [np.full(4, value, np.float32) for value in (70.0, 80.0)]
+    for each in clients:
+        assert engine.pin(each.ctypes.data, each.nbytes)
+    pieces = [
+        Elsewhere(x.ctypes.data + row * 16, each.ctypes.data, 16) for row, each in zip((3, 1), clients, strict=True)
+    ]
+    bound = lane.bind({"x": x}, allocate_anew)
+    assert bound.run_from(pieces)
+    assert bound.outputs["y"][:, 0].tolist() == [0.0, 160.0, 16.0, 140.0]
+    assert x[3].tolist() == [12, 13, 14, 15], "where it was bound is as it was"
+    assert bound.run()
+    assert bound.outputs["y"][:, 0].tolist() == [0.0, 8.0, 16.0, 24.0]
+
+
+@pytest.mark.parametrize("size", [20, 17])
+def test_nothing_is_copied_beyond_an_inputs_end(world, size):
+    engine, (lane,), memory = prepared(world)
+    x = memory[:16].view(np.float32).reshape(1, 4)
+    client = np.zeros(8, np.float32)
+    engine.pin(client.ctypes.data, client.nbytes)
+    bound = lane.bind({"x": x}, allocate_anew)
+    with pytest.raises(ValueError, match="do not fit"):
+        bound.run_from([Elsewhere(x.ctypes.data, client.ctypes.data, size)])
+
+
+def test_a_device_that_pins_nothing_that_is_read_only_says_so(world):
+    world.gpu.pins_read_only = False
+    engine, _, _ = prepared(world)
+    assert not engine.pin(4096, 4096)
+
+
+def test_what_was_pinned_is_let_go_of(world):
+    engine, _, _ = prepared(world)
+    before = list(world.gpu.pinned)
+    assert engine.pin(4096, 4096)
+    engine.unpin(4096)
+    assert world.gpu.pinned == before
+    world.gpu.sticky = 700
+    engine._loaded.cuda.poisoned = True
+    engine.unpin(4096)
+    assert not engine.pin(4096, 4096)
+    assert not world.gpu.calls_after_poison

@@ -90,6 +90,56 @@ def test_the_loop_turns_until_the_answer_and_where_cpus_are_left_until_the_next_
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("eager", [False, True])
+def test_beside_a_device_a_request_after_a_pause_is_waited_for_as_well(eager: bool) -> None:
+    async def run() -> None:
+        clock = Clock()
+        spin = Spin(SpinRule(BOUND, between=True, eager=eager), clock)
+        clock.now += 1.0
+        assert spin.sent(lone=True) is False, "the host need not expect another one"
+        assert await turns() is eager
+        spin.answered()
+        await turned()
+        assert not await turns(), "one request is no reason to wait for the next"
+        clock.now += 1.0
+        spin.sent(lone=False)
+        await turned()
+        assert not await turns()
+
+    asyncio.run(run())
+
+
+def test_the_front_looks_for_the_first_request_of_a_client_that_connects() -> None:
+    async def run() -> None:
+        clock = Clock()
+        spin = Spin(SpinRule(BOUND, between=True, eager=True), clock)
+        spin.may_come()
+        await turned()
+        assert await turns()
+        clock.now += 2 * BOUND
+        await turned()
+        assert not await turns()
+
+    asyncio.run(run())
+
+
+def test_a_host_is_woken_for_a_request_after_a_pause_and_not_without_end_if_none_follows() -> None:
+    def story(spin: Spin, clock: Clock) -> None:
+        assert spin.comes()
+        spin.sent(lone=True)
+        clock.now += BOUND / 4
+        spin.answered()
+        clock.now += BOUND / 4
+        assert not spin.comes(), "it looks still, or does not sleep deeply"
+        clock.now += 1.0
+        assert 1 < sum(spin.comes() for _ in range(1000)) < 100
+        spin.sent(lone=True)
+        clock.now += 1.0
+        assert spin.comes()
+
+    with_spin(SpinRule(BOUND, between=True, eager=True), story)
+
+
 async def turned() -> None:
     for _ in range(3):
         await asyncio.sleep(0)
@@ -105,7 +155,7 @@ def test_auto_asks_how_many_cpus_there_are() -> None:
     assert spin_rule(None, 2.0, device=True) == NEVER
     assert spin_rule(None, 4.0, device=False) == SpinRule(0.0002, between=True)
     assert spin_rule(None, 16.0, device=False) == SpinRule(0.0002, between=True)
-    assert spin_rule(None, 16.0, device=True) == SpinRule(0.001, between=True)
+    assert spin_rule(None, 16.0, device=True) == SpinRule(0.001, between=True, eager=True)
 
 
 def test_what_was_asked_for_holds_on_any_machine() -> None:

@@ -218,7 +218,7 @@ class SimulatedEngine(TestEngine):
     def __init__(self, behaviour, gpu, engine):
         super().__init__(behaviour)
         self.gpu, self.device_engine = gpu, engine
-        self.serve_from = engine.serve_from
+        self.serve_from, self.pin, self.unpin = engine.serve_from, engine.pin, engine.unpin
 
     def create_lane(self):
         self.made += 1

@@ -13,8 +13,8 @@ runs one batch at a time. Errors are classified here once, because each class ha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -109,6 +109,30 @@ class BindingLane(Lane, Protocol):
         ...
 
 
+@runtime_checkable
+class WakingLane(Lane, Protocol):
+    """A lane of a device that is slower after a pause."""
+
+    def wake(self) -> None:
+        """A run comes soon: the device may wake up meanwhile. Returns at once; what is wrong shows with the run."""
+        ...
+
+
+class Elsewhere(NamedTuple):
+    """Bytes of an input that do not lie at `place` in its array, but at `address`, in memory that was pinned. Both are
+    addresses in this process."""
+
+    place: int
+    address: int
+    size: int
+
+
+class FetchingBound(Bound, Protocol):
+    def run_from(self, elsewhere: Sequence[Elsewhere]) -> bool:
+        """As `run`, with some bytes of the inputs taken from elsewhere."""
+        ...
+
+
 class Engine(Protocol):
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
@@ -132,6 +156,20 @@ class ServingEngine(Protocol):
         """Called once: every lane is made, warm and proved. Inputs and outputs will lie in `memory` from now on, which
         stays mapped until the process ends; a request must not pay for what could be made before. What computes runs
         `paced`. Raises EngineError."""
+        ...
+
+
+@runtime_checkable
+class PinningEngine(Protocol):
+    """An engine whose device copies inputs from wherever they lie, without a processor that looks at them. What its
+    lanes bind are FetchingBounds. Used by one thread at a time, beside the lanes."""
+
+    def pin(self, address: int, size: int) -> bool:
+        """Whole pages that stay mapped until `unpin`; they may be read only. False if that cannot be done."""
+        ...
+
+    def unpin(self, address: int) -> None:
+        """No run takes anything from there any more."""
         ...
 
 

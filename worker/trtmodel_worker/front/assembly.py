@@ -23,7 +23,8 @@ class CannotFill(Exception):
 
 def fill(batch: Batch, arena: SharedArena, *, alone: bool = False) -> None:
     """Copy the rows of all calls, tensor by tensor; what pads the batch repeats its first row. What is large and lies
-    elsewhere is left to the host, of a request that is here `alone` only what is very large. Raises CannotFill."""
+    elsewhere is left to the host; of a request that is here `alone`, so that nobody waits for this loop, only what is
+    very large. Raises CannotFill."""
     least = ALONE_BYTES if alone else WORTH_BYTES
     base, view = arena.layout.input_region(batch.input_slot), arena.memory.view
     for index, offset in enumerate(arena.layout.input_offsets):

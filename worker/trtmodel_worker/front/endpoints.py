@@ -28,6 +28,7 @@ from trtmodel_worker.front.request import JSON_HEAD, NO_ROOM, RETRY_AFTER, Refus
 from trtmodel_worker.front.router import Router
 from trtmodel_worker.front.shadow import Shadow
 from trtmodel_worker.front.sharedmemory import Regions
+from trtmodel_worker.front.sharing import Sharing
 from trtmodel_worker.front.statistics import statistics
 from trtmodel_worker.front.tracing import CLIENT_GONE, Tracing
 from trtmodel_worker.front.v2 import HEADER_LENGTH, Plan
@@ -68,6 +69,7 @@ class Endpoints:
         shadow: Shadow,
         shared_memory_prefix: str = "",
         tracing: Tracing | None = None,
+        sharing: Sharing | None = None,
     ) -> None:
         self._model = model
         self._runtime = runtime
@@ -75,13 +77,27 @@ class Endpoints:
         self._limits = limits
         self._is_ready = is_ready
         self._shadow = shadow
-        self._regions = Regions(shared_memory_prefix)
+        self._regions = Regions(shared_memory_prefix, sharing)
         self._compression = Compression(self._refuse)
         self._tracing = tracing or Tracing()
         self._waiting: set[asyncio.Task[None]] = set()
         self.unrouted: dict[int, int] = {}  # answers that no engine had a part in, by status
         self._hot = f"/v2/models/{model}/infer".encode()
         self._hot_path = Path("infer", model)
+
+    # -- before there is a request
+
+    @property
+    def _standing(self) -> Engine | None:
+        """Which engine the next request most likely goes to."""
+        table = self._router.table
+        return table.stable if table is not None else None
+
+    def connected(self) -> None:
+        """A client has connected."""
+        engine = self._standing
+        if engine is not None:
+            engine.scheduler.may_come()
 
     # -- by the head
 
@@ -118,6 +134,9 @@ class Endpoints:
             coding = _coding(request)
             if coding not in _PLAIN and coding not in CODINGS:
                 return Refusal(415, "a body may be compressed with gzip or deflate, and once", _ACCEPT_ENCODING)
+        engine = self._standing
+        if engine is not None:
+            engine.scheduler.comes()
         limit = self._limit(request)
         if length is not None and limit < length <= self._limits.body_bytes:
             text = "send the tensors as binary data (Inference-Header-Content-Length), or raise TRTMODEL_MAX_JSON_BYTES"

@@ -188,6 +188,7 @@ class Engine:
         self._living.append(host)
         ready = host.ready
         scheduler.batchable = ready.batchable and self.admission.batched
+        scheduler.pins = ready.pins
         scheduler.buckets.measured(ready.bucket_seconds)
         scheduler.overdue.expect(ready.slowest_seconds)
         scheduler.hang_after = max(settings.hang_seconds, HANG_FACTOR * ready.slowest_seconds)

@@ -30,6 +30,7 @@ from trtmodel_contract.manifest import Manifest
 from trtmodel_worker.environment import scrubbed
 from trtmodel_worker.front.lanes import LanePort
 from trtmodel_worker.front.pulse import Crowd, Pulse
+from trtmodel_worker.front.sharing import Sharing
 from trtmodel_worker.host.arena import Arena, sealed_bytes
 from trtmodel_worker.host.wire import MAX_MESSAGE_BYTES, HostConfig, Ready, Refused
 from trtmodel_worker.slices import ask_for_slices
@@ -80,8 +81,11 @@ class Payload:
 class Hosts:
     """Starts hosts, all from one thread. `crowd`: what is left for one that is prepared beside requests now."""
 
-    def __init__(self, runtime: str, crowd: Callable[[], Crowd] = lambda: Crowd.NONE) -> None:
+    def __init__(
+        self, runtime: str, crowd: Callable[[], Crowd] = lambda: Crowd.NONE, sharing: Sharing | None = None
+    ) -> None:
         self._runtime = runtime
+        self._sharing = sharing or Sharing()
         self._crowd = crowd
         self._pulses: dict[EngineHost, Pulse] = {}
         self._has_device = True
@@ -182,6 +186,8 @@ class Hosts:
             await asyncio.shield(self._give_up(host))
             raise
         host.keep(host.ready.lanes)
+        if host.ready.pins:
+            self._sharing.join(host)
         return host
 
     def run_freely(self, host: EngineHost) -> None:
@@ -250,6 +256,15 @@ class EngineHost:
             refused = loads(Refused, data)
             await self.exited
             raise HostFailed(refused.reason, refused.message, refused=refused.reason != DEVICE_LOST) from None
+
+    @property
+    def is_gone(self) -> bool:
+        return self.exited.done()
+
+    def tell(self, what: bytes, descriptor: int) -> None:
+        """As in `Reader`."""
+        with contextlib.suppress(OSError):
+            socket.send_fds(self._control, [what], [descriptor])
 
     def keep(self, lanes: int) -> None:
         """Only the first `lanes` of them serve."""

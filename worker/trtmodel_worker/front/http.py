@@ -22,10 +22,19 @@ AT_A_TIME = 2  # of the gateway's requests
 class HttpServer:
     """One listening port. `staging_bytes` bounds the bodies that are held at once, `most` the connections: when there
     are more, the one that was idle for the longest is closed. While `leaving` says so, every answer tells its client to
-    connect anew, as after `announce_end`: a connection that is kept open would lead here for ever."""
+    connect anew, as after `announce_end`: a connection that is kept open would lead here for ever. `on_connect` is told
+    of each new one."""
 
-    def __init__(self, app: App, staging_bytes: int, most: int, leaving: Callable[[], bool] = lambda: False) -> None:
+    def __init__(
+        self,
+        app: App,
+        staging_bytes: int,
+        most: int,
+        leaving: Callable[[], bool] = lambda: False,
+        on_connect: Callable[[], None] = lambda: None,
+    ) -> None:
         self.app = app
+        self._on_connect = on_connect
         self.most = most
         self.staged = 0
         self.staging_bytes = staging_bytes
@@ -85,6 +94,7 @@ class HttpServer:
 
     def connected(self, connection: Connection) -> None:
         self.connections.add(connection)
+        self._on_connect()
         if len(self.connections) > self.most:
             idle = [c for c in self.connections if c.idle and c is not connection]
             (min(idle, key=lambda c: c.last) if idle else connection).abort()

@@ -103,6 +103,11 @@ class Overdue:
         self._after: dict[str, float] = {}
         self._fallback = 0.0
 
+    @property
+    def is_auto(self) -> bool:
+        """Nobody has asked for a time."""
+        return not self._asked
+
     def expect(self, slowest: float) -> None:
         """`slowest`: the slowest run of the warm-up, in seconds, for buckets that were not seen often yet."""
         self._fallback = slowest

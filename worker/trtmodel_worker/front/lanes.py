@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import socket
 import time
@@ -10,7 +11,7 @@ from typing import Protocol
 
 from trtmodel_worker.front.calls import Attempt, Elsewhere
 from trtmodel_worker.front.ladder import Overdue
-from trtmodel_worker.host.wire import reads_message
+from trtmodel_worker.host.wire import WAKE, reads_message
 
 next_generation = itertools.count(1).__next__  # of all engines: regions are shared between them
 
@@ -131,6 +132,12 @@ class Lanes:
             lane.host.hung_up(f"its lane failed: {e}")
             return False
         return True
+
+    def wake(self) -> None:
+        """Tell the lane that gets the next request."""
+        if self.free:
+            with contextlib.suppress(OSError):  # it shows when a request is sent
+                self.free[-1].channel.send(WAKE)
 
     def _late(self) -> set[int]:
         """Hosts that run something for longer than they should."""

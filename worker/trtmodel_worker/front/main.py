@@ -74,9 +74,11 @@ async def serve(settings: Settings) -> int:
 
     endpoints = Endpoints(
         settings.model, settings.runtime, worker.router, limits, is_ready, shadow,
-        settings.shared_memory_prefix, tracing,
+        settings.shared_memory_prefix, tracing, worker.sharing,
     )  # fmt: skip
-    server = HttpServer(endpoints, settings.staging_bytes, _most_connections(), lambda: worker.swapper.room.leaving)
+    server = HttpServer(
+        endpoints, settings.staging_bytes, _most_connections(), lambda: worker.swapper.room.leaving, endpoints.connected
+    )
     control = HttpServer(ControlEndpoints(worker), 64 * MIB, _MOST_INNER_CONNECTIONS)
     metrics = HttpServer(MetricsEndpoints(worker, endpoints, server), MIB, _MOST_INNER_CONNECTIONS)
     told = asyncio.Event()

@@ -35,12 +35,13 @@ _LARGEST_BYTES = 1 << 20  # of a request: larger ones take so long that the rest
 async def rehearse(engine: Engine, lanes: int, seconds: float) -> None:
     """One request to each lane, some times over, for `seconds` at most. They are counted nowhere, and how they end is
     nobody's concern."""
-    request = _request(engine.manifest)
-    if request is None:
-        return
     until = time.monotonic() + seconds
-    for _ in range(ROUNDS):
+    for turn in range(ROUNDS):
+        request = _request(engine.manifest, turn)
+        if request is None:
+            return
         try:
+            engine.codec.plan(*_elsewhere(engine.manifest, turn))
             calls = [_call(engine, *request, until) for _ in range(lanes)]
         except Invalid as e:
             log.warning("%s: no request of zeros can be made: %s", engine.revision, e)
@@ -53,11 +54,13 @@ async def rehearse(engine: Engine, lanes: int, seconds: float) -> None:
             return
 
 
-def _request(manifest: Manifest) -> tuple[dict[bytes, bytes], bytes] | None:
-    """Headers and body of a binary request of zeros, in the smallest shapes. None for a model that takes texts, which
-    is not batched and has nothing prepared, and for large requests."""
+def _request(manifest: Manifest, turn: int) -> tuple[dict[bytes, bytes], bytes] | None:
+    """Headers and body of a binary request of zeros, in the smallest shapes. Its JSON part is read each time, since it
+    is another text in each `turn`. None for a model that takes texts, which is not batched and has nothing prepared,
+    and for large requests."""
     shapes = steps(manifest, ())[0].shapes
-    inputs, size = [], 0
+    inputs: list[dict[str, object]] = []
+    size = 0
     for spec in manifest.inputs:
         if spec.datatype == BYTES:
             return None
@@ -67,8 +70,25 @@ def _request(manifest: Manifest) -> tuple[dict[bytes, bytes], bytes] | None:
         size += count
     if size > _LARGEST_BYTES:
         return None
-    head = json.dumps({"inputs": inputs, "parameters": {"binary_data_output": True}}, separators=(",", ":")).encode()
+    head = _head(inputs, turn)
     return {HEADER_LENGTH: b"%d" % len(head)}, head + bytes(size)
+
+
+def _elsewhere(manifest: Manifest, turn: int) -> tuple[dict[bytes, bytes], bytes]:
+    """Headers and body of one whose inputs are said to lie in shared memory, which is not there: it is only read."""
+    inputs: list[dict[str, object]] = []
+    for name, shape in steps(manifest, ())[0].shapes.items():
+        datatype = next(spec.datatype for spec in manifest.inputs if spec.name == name)
+        size = DTYPES[datatype].itemsize * math.prod(shape)
+        place = {"shared_memory_region": "rehearsal", "shared_memory_byte_size": size}
+        inputs.append({"name": name, "datatype": datatype, "shape": list(shape), "parameters": place})
+    head = _head(inputs, turn)
+    return {HEADER_LENGTH: b"%d" % len(head)}, head
+
+
+def _head(inputs: list[dict[str, object]], turn: int) -> bytes:
+    document = {"inputs": inputs, "parameters": {"binary_data_output": True}}
+    return json.dumps(document, separators=(",", ":")).encode() + b" " * turn
 
 
 def _call(engine: Engine, headers: dict[bytes, bytes], body: bytes, deadline: float) -> OwnCall:

@@ -65,7 +65,8 @@ class Rules:
 
 class Scheduler:
     """`elsewhere`: the scheduler of the engine that may take this one's work while no host of it can, or while one is
-    overdue; None if there is none. `batchable`: a host has shown that rows do not see each other."""
+    overdue; None if there is none. `batchable`: a host has shown that rows do not see each other. `pins`: its hosts'
+    devices read files of clients by themselves."""
 
     def __init__(
         self,
@@ -81,6 +82,7 @@ class Scheduler:
         self.buckets = buckets
         self.overdue = overdue
         self.batchable = False
+        self.pins = False
         self.hang_after = float("inf")
         self.hosts_wanted = 1
         self.elsewhere: Callable[[], Scheduler | None] = lambda: None
@@ -152,6 +154,16 @@ class Scheduler:
         return not self.waiting and not self.running
 
     # -- requests come
+
+    def may_come(self) -> None:
+        """A client has connected: it may ask for something at once."""
+        if self._spin.eager and self.is_unused:
+            self._spin.may_come()
+
+    def comes(self) -> None:
+        """The head of a request is here."""
+        if self._spin.eager and self.is_unused and self._spin.comes():
+            self._lanes.wake()
 
     def submit(self, call: Call) -> None:
         rules = self._rules
@@ -386,7 +398,7 @@ class Scheduler:
         batch.suspect = suspect
         batch.input_slot = slot
         try:
-            fill(batch, self._arena, alone=len(calls) == 1 and place.is_unused)
+            fill(batch, self._arena, alone=len(calls) == 1 and place.is_unused and not place.pins)
         except CannotFill as e:
             self._arena.give_input(slot)
             e.call.fail(Failed(400, str(e)))

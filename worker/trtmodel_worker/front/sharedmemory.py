@@ -1,7 +1,8 @@
 """The system shared memory extension: tensors of clients on this machine, in files of /dev/shm.
 
 A client registers a region, a part of such a file, under a name, and names it in requests. The file is read and
-written with system calls and never mapped: a client that makes it shorter meanwhile would kill a process that maps it.
+written with system calls and never mapped here: a client that makes it shorter meanwhile would kill a process that
+looks at what it has mapped. Hosts of a device are told of it (see ``host/sharing.py``).
 Only files whose names begin with the prefix of the settings are opened, nothing else than regular files, and no link is
 followed.
 """
@@ -17,6 +18,7 @@ from typing import Any
 from trtmodel_worker.front.calls import Unreadable
 from trtmodel_worker.front.jsoncodec import short
 from trtmodel_worker.front.models import Invalid
+from trtmodel_worker.front.sharing import Sharing
 from trtmodel_worker.host.reading import Unread, read_into
 
 DIRECTORY = "/dev/shm"  # noqa: S108 - POSIX shared memory: where shm_open has its files on Linux
@@ -89,10 +91,11 @@ class RegionBytes:
 
 
 class Regions:
-    """What is registered. `prefix` '': the extension is off."""
+    """What is registered. `prefix` '': the extension is off. `sharing`: who is told of files."""
 
-    def __init__(self, prefix: str) -> None:
+    def __init__(self, prefix: str, sharing: Sharing | None = None) -> None:
         self._prefix = prefix
+        self._sharing = sharing or Sharing()
         self._regions: dict[str, _Region] = {}
 
     @property
@@ -119,11 +122,14 @@ class Regions:
             raise Invalid(f"the shared memory {short(key)} cannot be opened: {e.strerror}") from e
         _check_within(file.fd, offset + size, key)
         self._regions[name] = _Region(key, offset, size, file)
+        self._sharing.add(file)
 
     def unregister(self, name: str | None) -> None:
         """All of them, if no name is given. One that is not registered is none to complain of."""
         for each in [name] if name is not None else list(self._regions):
-            self._regions.pop(each, None)
+            region = self._regions.pop(each, None)
+            if region is not None:
+                self._sharing.remove(region.file)
 
     def status(self, name: str | None) -> list[dict[str, Any]]:
         """As the protocol lists them. Raises Invalid if the one that is named is not registered."""

@@ -37,6 +37,7 @@ from trtmodel_worker.front.regions import Arenas
 from trtmodel_worker.front.room import MemoryRules
 from trtmodel_worker.front.router import Router
 from trtmodel_worker.front.scheduler import Rules
+from trtmodel_worker.front.sharing import Sharing
 from trtmodel_worker.front.spinning import spin_rule
 from trtmodel_worker.front.stats import RevisionStats
 from trtmodel_worker.front.supply import Supply
@@ -75,7 +76,8 @@ class Worker:
         self.stats: dict[str, RevisionStats] = {}
         self.untrusted = dict.fromkeys(SIGNED, 0)
         self.arenas = Arenas((settings.lanes or MOST_LANES) * settings.hosts, settings.output_bytes)
-        self.hosts = Hosts(settings.runtime, self._crowd)
+        self.sharing = Sharing()
+        self.hosts = Hosts(settings.runtime, self._crowd, self.sharing)
         self.machine: Machine | None = None
         self._described = asyncio.Event()
         self._cpus = usable_cpus()

@@ -10,6 +10,7 @@ under another. Pages that nobody touched cost nothing.
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import math
 import mmap
@@ -110,6 +111,10 @@ class Arena:
         self.size = size
         self.map = mmap.mmap(fd, size)
         self.view = memoryview(self.map)
+
+    @property
+    def address(self) -> int:
+        return ctypes.addressof(ctypes.c_char.from_buffer(self.map))
 
     @classmethod
     def create(cls, name: str, size: int) -> Arena:

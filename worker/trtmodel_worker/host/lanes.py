@@ -21,22 +21,28 @@ from trtmodel_worker.engines.base import (
     BindingLane,
     Bound,
     DeviceLost,
+    Elsewhere,
     Engine,
     EngineError,
+    FetchingBound,
     InvalidInput,
     Lane,
     OutOfMemory,
+    PinningEngine,
     ServingEngine,
     Sticky,
+    WakingLane,
     allocate_anew,
 )
 from trtmodel_worker.host import reading, strings
 from trtmodel_worker.host.arena import ALIGNMENT, MAX_BYTES_TENSOR, Arena, align
 from trtmodel_worker.host.pace import Pace
 from trtmodel_worker.host.proving import Sample, compare
+from trtmodel_worker.host.sharing import LEAST_BYTES, Shared, SharedFile
 from trtmodel_worker.host.warming import warm_once
 from trtmodel_worker.host.wire import (
     MAX_MESSAGE_BYTES,
+    WAKE,
     FailureClass,
     MessageError,
     answer_message,
@@ -130,6 +136,10 @@ class LaneMaker:
             with self._lock:
                 self._engine.serve_from(memory, pace.run)
 
+    def shared(self) -> Shared | None:
+        """For files that the device reads by itself, if it can."""
+        return Shared(self._engine) if isinstance(self._engine, PinningEngine) else None
+
     def replace(self, free: Callable[[], None]) -> Lane:
         """A lane, run once, in place of the one that `free` lets go of. Raises EngineError."""
         with self._lock:
@@ -170,14 +180,19 @@ class LaneServer:
         manifest: Manifest,
         samples: Sequence[Sample],
         spin_seconds: float = 0.0,
+        shared: Shared | None = None,
     ) -> None:
         self._lane: Lane | None = lane
         self._binds = isinstance(lane, BindingLane)  # asked once: it takes longer than a small run
+        self._wakes = isinstance(lane, WakingLane)
         self._maker = maker
         self._channel = channel
         self._arena = arena
         self._samples = samples
         self._spin_seconds = spin_seconds
+        self._shared = shared
+        self._taken: list[SharedFile] = []
+        self._base = arena.address if shared is not None else 0
         self._inputs = [(s.name, DTYPES[s.datatype]) for s in manifest.inputs]
         self._ranks = [len(s.shape) for s in manifest.inputs]
         self._outputs = manifest.outputs
@@ -190,6 +205,10 @@ class LaneServer:
         data = b""
         try:
             while data := self._receive_soon() if is_followed_soon(data) else receive(MAX_MESSAGE_BYTES):
+                if data == WAKE:
+                    if self._wakes:
+                        cast("WakingLane", self._lane).wake()
+                    continue
                 send(self._serve(data, reading.receive(self._channel) if has_reads(data) else ()))
                 if self._suspect:
                     send(self._rebuild())
@@ -213,9 +232,7 @@ class LaneServer:
         generation, started = 0, time.perf_counter_ns()
         try:
             generation = parse_generation(data)
-            if reads:
-                self._read(reads)
-            places = self._probe() if is_probe(data) else self._run(data)
+            places = self._probe() if is_probe(data) else self._run(data, reads)
             return answer_message(generation, time.perf_counter_ns() - started, places)
         except MessageError:
             _end_confused()
@@ -226,8 +243,27 @@ class LaneServer:
         except Exception as e:
             log.exception("the engine broke its protocol")
             failure, text = FailureClass.INTERNAL, f"{type(e).__name__}: {e}"
+        finally:
+            if reads:
+                self._leave(reads)
         self._suspect = failure is FailureClass.RECOVERABLE
         return failure_message(generation, failure, time.perf_counter_ns() - started, text)
+
+    def _fetch(self, reads: Sequence[reading.Read]) -> list[Elsewhere]:
+        """What the device reads by itself; the rest is in the arena now. Raises as `_read` does."""
+        if self._shared is None:
+            self._read(reads)
+            return []
+        found, left = [], []
+        for read in reads:
+            taken = self._shared.take(read.descriptor, read.at, read.size) if read.size >= LEAST_BYTES else None
+            if taken is None:
+                left.append(read)
+                continue
+            self._taken.append(taken[0])
+            found.append(Elsewhere(self._base + read.place, taken[1], read.size))
+        self._read(left)
+        return found
 
     def _read(self, reads: Sequence[reading.Read]) -> None:
         """Raises MessageError, and InvalidInput if something is not there any more."""
@@ -238,13 +274,19 @@ class LaneServer:
                 reading.read_into(self._arena.view[read.place : read.place + read.size], read.descriptor, read.at)
         except reading.Unread as e:
             raise InvalidInput(f"an input in shared memory: {e}") from e
-        finally:
-            reading.close(reads)
 
-    def _run(self, data: bytes) -> Places:
+    def _leave(self, reads: Sequence[reading.Read]) -> None:
+        for file in self._taken:
+            assert self._shared is not None
+            self._shared.give(file)
+        self._taken.clear()
+        reading.close(reads)
+
+    def _run(self, data: bytes, reads: Sequence[reading.Read]) -> Places:
+        elsewhere = self._fetch(reads) if reads else []
         prepared = self._prepared.get(data[8:])
         if prepared is not None:
-            if prepared.bound.run():
+            if _run_bound(prepared.bound, elsewhere):
                 return prepared.places
             del self._prepared[data[8:]]
         lane = self._lane
@@ -252,12 +294,14 @@ class LaneServer:
         inputs, region = self._places(data)
         if self._binds:
             bound = cast("BindingLane", lane).bind(inputs, region.allocate)
-            if bound is not None and bound.run():
+            if bound is not None and _run_bound(bound, elsewhere):
                 places = tuple(region.place(s.name, bound.outputs[s.name]) for s in self._outputs)
                 if len(self._prepared) >= _MOST_PREPARED:
                     self._prepared.clear()
                 self._prepared[data[8:]] = _Prepared(bound, places)
                 return places
+        if elsewhere:
+            self._read(reads)
         outputs = lane.run(inputs, region.allocate)
         return tuple(region.place(s.name, outputs[s.name]) for s in self._outputs)
 
@@ -312,6 +356,10 @@ class LaneServer:
     def _free(self) -> None:
         self._prepared.clear()
         self._lane = None
+
+
+def _run_bound(bound: Bound, elsewhere: Sequence[Elsewhere]) -> bool:
+    return cast("FetchingBound", bound).run_from(elsewhere) if elsewhere else bound.run()
 
 
 def _classify(error: Exception) -> FailureClass:

@@ -26,8 +26,9 @@ from trtmodel_worker.host.lanes import LaneMaker, LaneServer
 from trtmodel_worker.host.pace import Pace
 from trtmodel_worker.host.proving import SelfTestFailed, read_samples, self_test
 from trtmodel_worker.host.rows import why_not_batchable
+from trtmodel_worker.host.sharing import Shared
 from trtmodel_worker.host.warming import Timings, best_step, runner, warm
-from trtmodel_worker.host.wire import MAX_TEXT_BYTES, HostConfig, Ready, Refused
+from trtmodel_worker.host.wire import FORGET, MAX_TEXT_BYTES, SHARE, HostConfig, Ready, Refused
 from trtmodel_worker.lifetime import end_with_parent
 from trtmodel_worker.slices import HOST_SECONDS, ask_for_slices
 
@@ -47,7 +48,7 @@ def serve(config: HostConfig) -> NoReturn:
     _die_with(config.parent_pid)
     control = socket.socket(fileno=config.control_fd)
     try:
-        ready, lanes = _prepare_or_refuse(config)
+        ready, lanes, shared = _prepare_or_refuse(config)
     except _Refusal as e:
         log.error("%s: %s", e.reason, e)
         control.send(dumps(Refused(e.reason, str(e)[:MAX_TEXT_BYTES])))
@@ -62,11 +63,26 @@ def serve(config: HostConfig) -> NoReturn:
     for future in running:
         future.add_done_callback(_end_if_broken)
     control.send(dumps(ready))
-    select.select([control.fileno(), stop], [], [])  # the front never sends: readable means that it closed its end
+    while control.fileno() in select.select([control.fileno(), stop], [], [])[0] and _told(control, shared):
+        pass
     for fd in config.lane_fds[: len(lanes)]:
         _hang_up(fd)
     wait(running, _FINISH_SECONDS)
     os._exit(HostExit.DONE)
+
+
+def _told(control: socket.socket, shared: Shared | None) -> bool:
+    """The front says something about a client's file, or (False) has closed its end."""
+    try:
+        what, descriptors, _, _ = socket.recv_fds(control, len(FORGET), 1, socket.MSG_CMSG_CLOEXEC)
+    except ConnectionError:
+        return False
+    for descriptor in descriptors:
+        if shared is not None and what in (SHARE, FORGET):
+            (shared.share if what == SHARE else shared.forget)(descriptor)
+        else:
+            os.close(descriptor)
+    return bool(what)
 
 
 def _end_if_broken(lane: Future[None]) -> None:
@@ -77,7 +93,7 @@ def _end_if_broken(lane: Future[None]) -> None:
         os._exit(HostExit.CANNOT_LOAD)
 
 
-def _prepare_or_refuse(config: HostConfig) -> tuple[Ready, list[LaneServer]]:
+def _prepare_or_refuse(config: HostConfig) -> tuple[Ready, list[LaneServer], Shared | None]:
     """Raises _Refusal. A device that is not there is the node's fault, at whatever step it shows, not the engine's."""
     try:
         return _prepare(config)
@@ -85,7 +101,7 @@ def _prepare_or_refuse(config: HostConfig) -> tuple[Ready, list[LaneServer]]:
         raise _Refusal(DEVICE_LOST, f"the device cannot be used: {e}") from e
 
 
-def _prepare(config: HostConfig) -> tuple[Ready, list[LaneServer]]:
+def _prepare(config: HostConfig) -> tuple[Ready, list[LaneServer], Shared | None]:
     manifest = loads(Manifest, config.manifest)
     goldens = [_read(fd, size) for fd, size in zip(config.golden_fds, config.golden_sizes, strict=True)]
     plan = memoryview(mmap.mmap(config.plan_fd, config.plan_size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ))
@@ -115,8 +131,9 @@ def _prepare(config: HostConfig) -> tuple[Ready, list[LaneServer]]:
         raise
     except EngineError as e:
         raise _Refusal("WarmUpFailed", f"it could not be made ready: {type(e).__name__}: {e}") from e
+    shared = maker.shared()
     servers = [
-        LaneServer(lane, maker, socket.socket(fileno=fd), arena, manifest, samples, config.spin_seconds)
+        LaneServer(lane, maker, socket.socket(fileno=fd), arena, manifest, samples, config.spin_seconds, shared)
         for lane, fd in zip(lanes, config.lane_fds, strict=False)
     ]
     for fd in config.lane_fds[len(lanes) :]:
@@ -132,8 +149,9 @@ def _prepare(config: HostConfig) -> tuple[Ready, list[LaneServer]]:
         batchable=not why,
         why=why,
         lanes=len(lanes),
+        pins=shared is not None,
     )
-    return ready, servers
+    return ready, servers, shared
 
 
 def _worth_it(lanes: list[Lane], manifest: Manifest, config: HostConfig, timings: Timings) -> list[Lane]:

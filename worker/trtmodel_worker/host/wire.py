@@ -9,10 +9,15 @@ On a lane every message is one datagram of 64-bit integers (the socket keeps bou
     answer   [generation, 0, compute ns, (output offset, rank, dim ...) per output]
     failure  [generation, class, compute ns] + text in UTF-8
     probe    [generation, 0, 0]      run the golden samples on this lane; the answer has no outputs
+    wake     bit 62, 0, 0            a run comes soon
     rested   [0, 0, ns]              unasked, some time after RECOVERABLE: the lane was rebuilt and can run again
 
-Inputs and outputs are in the manifest's order. Offsets are from the start of the arena. On the control socket a message
-is one JSON object.
+Inputs and outputs are in the manifest's order. Offsets are from the start of the arena. On the control socket a host's
+message is one JSON object; the front's, with the descriptor of a client's file, say whether requests may lie there from
+now on:
+
+    share    b"share"                see sharing.py
+    forget   b"forget"
 """
 
 from __future__ import annotations
@@ -28,6 +33,8 @@ MAX_TEXT_BYTES = 2000
 MAX_RANK = 32
 _HEAD = struct.Struct("<3q")
 _NOWHERE = bytes(16)
+SHARE, FORGET = b"share", b"forget"
+WAKE = _HEAD.pack(1 << 62, 0, 0)
 _SOON = 1 << 62
 _READS = 1 << 61
 _FLAGS = _SOON | _READS
@@ -81,7 +88,8 @@ class HostConfig:
 class Ready:
     """Every lane is warm and passed the self-test. `slowest_seconds` is the longest single run of the warm-up,
     `bucket_seconds` the median time of a run by batch size (as text). `batchable`: rows do not see each other, so
-    that those of different requests may be run together; `why` not otherwise. `lanes`: the first so many serve."""
+    that those of different requests may be run together; `why` not otherwise. `lanes`: the first so many serve. `pins`:
+    its device reads files of clients by itself, if it is told of them."""
 
     SCHEMA: ClassVar[str] = "trtmodel.io/host-ready/v1"
 
@@ -90,6 +98,7 @@ class Ready:
     batchable: bool = False
     why: str = ""
     lanes: int = 0
+    pins: bool = False
 
 
 @dataclass(frozen=True)

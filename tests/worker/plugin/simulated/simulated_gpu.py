@@ -25,6 +25,7 @@ TEXTS = {
     700: ("cudaErrorIllegalAddress", "an illegal memory access was encountered"),
     701: ("cudaErrorLaunchOutOfResources", "too many resources requested for launch"),
     719: ("cudaErrorLaunchFailure", "unspecified launch failure"),
+    801: ("cudaErrorNotSupported", "operation not supported"),
     900: ("cudaErrorStreamCaptureUnsupported", "operation not permitted when stream is capturing"),
     901: ("cudaErrorStreamCaptureInvalidated", "operation failed due to a previous error during capture"),
 }
@@ -66,6 +67,7 @@ class Gpu:
         self.capturable = True
         self.tells = None  # the shape that a context tells, whatever the run's was
         self.lying_graphs = False  # graphs that compute something else
+        self.pins_read_only = True
         self._armed = threading.local()
 
     # -- what tests do
@@ -136,8 +138,15 @@ def cuda_modules(gpu):
         return 0 if gpu.memory.pop(address, None) is not None else 1
 
     def cudaHostRegister(address, size, flags):
+        if flags & runtime.cudaHostRegisterReadOnly and not gpu.pins_read_only:
+            return 801
         gpu.pinned.append((address, size))
         return 0
+
+    def cudaHostUnregister(address):
+        known = [each for each in gpu.pinned if each[0] == address]
+        gpu.pinned = [each for each in gpu.pinned if each[0] != address]
+        return 0 if known else 1
 
     def cudaStreamCreateWithFlags(flags):
         assert flags == runtime.cudaStreamNonBlocking
@@ -228,8 +237,9 @@ def cuda_modules(gpu):
         cudaStreamEndCapture, cudaGraphInstantiate,
     )  # fmt: skip
     none = (
-        cudaSetDeviceFlags, cudaFree, cudaHostRegister, cudaStreamDestroy, cudaStreamSynchronize, cudaMemcpyAsync,
-        cudaMemsetAsync, cudaStreamBeginCapture, cudaGraphDestroy, cudaGraphExecDestroy, cudaGraphLaunch,
+        cudaSetDeviceFlags, cudaFree, cudaHostRegister, cudaHostUnregister, cudaStreamDestroy, cudaStreamSynchronize,
+        cudaMemcpyAsync, cudaMemsetAsync, cudaStreamBeginCapture, cudaGraphDestroy, cudaGraphExecDestroy,
+        cudaGraphLaunch,
     )  # fmt: skip
     for function in one:
         call(function, 1)
@@ -239,6 +249,7 @@ def cuda_modules(gpu):
     runtime.cudaGetLastError = lambda: (Status(0),)  # it was seen to say so although the device was lost
     runtime.cudaGetErrorName, runtime.cudaGetErrorString = cudaGetErrorName, cudaGetErrorString
     runtime.cudaStreamNonBlocking, runtime.cudaHostRegisterPortable, runtime.cudaDeviceScheduleBlockingSync = 1, 1, 4
+    runtime.cudaHostRegisterReadOnly = 8
     runtime.cudaMemcpyKind = enum.IntEnum("Kind", {"cudaMemcpyHostToDevice": 1, "cudaMemcpyDeviceToHost": 2})
     runtime.cudaStreamCaptureMode = enum.IntEnum("Mode", {"cudaStreamCaptureModeThreadLocal": 1})
     utils = types.ModuleType("cuda.bindings.utils")

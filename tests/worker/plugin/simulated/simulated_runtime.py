@@ -6,6 +6,7 @@ device and are classified by the worker; those of a process happen in the proces
 
 from __future__ import annotations
 
+import ctypes
 import json
 import sys
 
@@ -51,8 +52,20 @@ class SimulatedBound:
         self.outputs = bound.outputs
 
     def run(self):
-        self.test_lane.before(self.inputs, self.allocate)
-        if not self.bound.run():
+        return self._run(self.inputs, self.bound.run)
+
+    def run_from(self, elsewhere):
+        inputs = {name: array.copy() for name, array in self.inputs.items()}
+        for place, address, size in elsewhere:
+            for name, array in self.inputs.items():
+                at = place - array.ctypes.data
+                if 0 <= at < array.nbytes:
+                    ctypes.memmove(inputs[name].ctypes.data + at, address, size)
+        return self._run(inputs, lambda: self.bound.run_from(elsewhere))
+
+    def _run(self, inputs, run):
+        self.test_lane.before(inputs, self.allocate)
+        if not run():
             return False
         self.test_lane.after(self.outputs)
         return True

@@ -101,9 +101,17 @@ class Cuda:
     def free(self, address: int) -> None:
         self.call("cudaFree", address)
 
-    def register(self, address: int, size: int) -> None:
-        """Pin host memory, so that copies go to and from it directly. It must stay mapped. Raises CudaError."""
-        self.call("cudaHostRegister", address, size, self.runtime.cudaHostRegisterPortable)
+    def register(self, address: int, size: int, *, read_only: bool = False) -> None:
+        """Pin host memory, so that copies go to and from it directly, or only from it. It must stay mapped. Raises
+        CudaError."""
+        flags = int(self.runtime.cudaHostRegisterPortable)
+        if read_only:
+            flags |= int(self.runtime.cudaHostRegisterReadOnly)
+        self.call("cudaHostRegister", address, size, flags)
+
+    def unregister(self, address: int) -> None:
+        """Raises CudaError."""
+        self.call("cudaHostUnregister", address)
 
     def clear_error(self) -> None:
         """Forget the last error: CUDA reports some again with the next call, which has nothing to do with them."""

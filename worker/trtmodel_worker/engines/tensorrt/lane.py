@@ -8,11 +8,12 @@ driver's own buffers, which is right as well, but slower.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from trtmodel_worker.engines.base import Allocate, Array
+from trtmodel_worker.engines.base import Allocate, Array, Elsewhere
 from trtmodel_worker.engines.tensorrt import graphs
 from trtmodel_worker.engines.tensorrt.contexts import Context, Workplace
 from trtmodel_worker.engines.tensorrt.device import CudaError
@@ -28,8 +29,8 @@ Copy = tuple[int, int, int]
 
 
 class TensorRtLane:
-    """See the BindingLane protocol. While `preparing`, a shape that is bound is captured; later that would be on a
-    request's way. Freed when nobody refers to it any more. Raises EngineError."""
+    """See the BindingLane and WakingLane protocols. While `preparing`, a shape that is bound is captured; later that
+    would be on a request's way. Freed when nobody refers to it any more. Raises EngineError."""
 
     def __init__(self, loaded: Loaded) -> None:
         self._loaded = loaded
@@ -62,6 +63,12 @@ class TensorRtLane:
         if self.preparing:
             self.capture(self._loaded.signature.shapes(inputs))
         return self._bind(inputs, allocate)
+
+    def wake(self) -> None:
+        """See the WakingLane protocol. Each run writes its inputs anew."""
+        if self._place.inputs:
+            with contextlib.suppress(CudaError):
+                self._place.stream.fill(self._place.inputs[0], 0, 1)
 
     def capture(self, shapes: Shapes, *, proved: bool = True) -> None:
         """Make a graph for these shapes, if one can be made that answers what the plain context answers; if not
@@ -173,7 +180,7 @@ class TensorRtLane:
 
 
 class TensorRtBound:
-    """See the Bound protocol. Holds the arrays whose addresses are copied from and to."""
+    """See the FetchingBound protocol. Holds the arrays whose addresses are copied from and to."""
 
     __slots__ = ("_copies_in", "_copies_out", "_inputs", "_lane", "_moved", "_runs", "_shapes", "outputs")
 
@@ -193,10 +200,37 @@ class TensorRtBound:
         self.outputs = outputs
 
     def run(self) -> bool:
+        return self._run(self._copies_in)
+
+    def run_from(self, elsewhere: Sequence[Elsewhere]) -> bool:
+        return self._run(_fetched(self._copies_in, elsewhere))
+
+    def _run(self, copies_in: list[Copy]) -> bool:
         if self._lane.moved != self._moved and isinstance(self._runs, Context):
             return False
-        self._lane.execute(self._runs, self._shapes, self._copies_in, self._copies_out)
+        self._lane.execute(self._runs, self._shapes, copies_in, self._copies_out)
         return True
+
+
+def _fetched(copies: list[Copy], elsewhere: Sequence[Elsewhere]) -> list[Copy]:
+    """`copies`, but for what lies elsewhere: that is copied from there."""
+    found: list[Copy] = []
+    left = len(elsewhere)
+    for device, host, size in copies:
+        at, end = host, host + size
+        for place, address, length in sorted(piece for piece in elsewhere if host <= piece.place < end):
+            left -= 1
+            if not at <= place <= place + length <= end:
+                raise ValueError(f"{length} bytes from elsewhere do not fit into their input")
+            if at < place:
+                found.append((device + at - host, at, place - at))
+            found.append((device + place - host, address, length))
+            at = place + length
+        if at < end:
+            found.append((device + at - host, at, end - at))
+    if left:
+        raise ValueError(f"{left} pieces from elsewhere belong to no input")
+    return found
 
 
 def _free(made: dict[Shapes, Graph], plain: list[Context], place: Workplace) -> None:

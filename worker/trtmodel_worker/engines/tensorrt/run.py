@@ -92,6 +92,30 @@ class TensorRtEngine:
         self._equip(lanes, paced)
         self._serving = True
 
+    def pin(self, address: int, size: int) -> bool:
+        """See the PinningEngine protocol. A device that is lost shows on the lanes."""
+        cuda = self._loaded.cuda
+        if cuda.poisoned:
+            return False
+        try:
+            cuda.register(address, size, read_only=True)
+        except CudaError as e:
+            log.warning("a client's memory could not be pinned, so it is copied: %s", e)
+            cuda.clear_error()
+            return False
+        return True
+
+    def unpin(self, address: int) -> None:
+        """See the PinningEngine protocol."""
+        cuda = self._loaded.cuda
+        if cuda.poisoned:
+            return
+        try:
+            cuda.unregister(address)
+        except CudaError as e:
+            log.warning("a client's memory could not be released: %s", e)
+            cuda.clear_error()
+
     def _make(self) -> TensorRtLane:
         lane = TensorRtLane(self._loaded)
         self._lanes.add(lane)
