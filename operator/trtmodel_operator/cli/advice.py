@@ -111,7 +111,7 @@ WAITS: Mapping[str, Advice] = {
         "Leave a GPU of that node free for the build, or list that kind of GPU in `spec.targets`.",
     ),
     "NoRoomForWorker": Advice(
-        "No node takes one more worker, and none of the old ones may leave first; they serve on.",
+        "No node takes one more worker, and no old one may leave first, or one has left already; the others serve on.",
         "Add a node, or use `rollout.memoryPolicy: Resource` (and `allowDowntime` for a single worker): see rollouts.",
     ),
     "OtherLoadKey": Advice(
