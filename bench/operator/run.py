@@ -4,8 +4,10 @@
 
 Scenarios, in this order: `cold` (nothing -> every model serves; only where it is asked for: without it the models serve
 when the bench begins), `start` (an operator starts beside models that all serve -> every one was looked at), `idle`
-(nothing happens), `changes` (100 models get another source at once), `storm` (1,000 models do; amid that the leader is
-killed and another goes on), `relist` (the API server is killed and starts again, then 10 changes).
+(nothing happens), `changes` (100 models get another source at once), `handover` (three times 100 do; amid that the
+leader is told to end, is killed, stands still and wakes up when another leads), `storm` (1,000 do; amid that the leader
+is killed), `relist` (100 do; amid that the API server is killed and starts again, so that everything is listed anew).
+After each wave of changes it is counted what was lost and what was done twice.
 `--save` writes JSON and Markdown to bench/results. What is said of time is of a machine that all parts share: each
 scenario says which of them used how much of it.
 """
@@ -24,12 +26,15 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 from stand import (
     KUBERNETES_VERSION,
+    MODELS,
     ROOT,
     OperatorProcess,
     Stand,
@@ -44,7 +49,7 @@ from stand import (
 
 RESULTS = ROOT / "bench" / "results"
 CHANGES = 100
-KILL_AFTER = 0.3  # of the changes of a storm are promoted when the leader is killed
+AMID = 0.3  # of the changes of a wave are promoted when the leader, or the API server, goes
 LEASE_SECONDS = 12.0  # after which a leader that could not renew its lease has ended
 MOST_SECONDS, SETTLE_SECONDS = 3600.0, 900.0
 COLUMNS = ("scenario", "what", "figure")
@@ -52,6 +57,18 @@ COLUMNS = ("scenario", "what", "figure")
 Rows = list[tuple[str, str, str]]
 Figures = dict[str, dict[str, float]]  # what the curves are drawn from: scenario -> name -> value
 Key = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Wave:
+    """Changes that were written together. `mark` is in the source of each; `promoted` is what the leader had counted
+    before, `since` and `began` are when it began, by the clock and by the monotonic one."""
+
+    mark: str
+    keys: list[Key]
+    promoted: float
+    since: float
+    began: float
 
 
 class Bench:
@@ -138,62 +155,92 @@ class Bench:
         self._memory("idle", operator)
 
     async def _changes(self) -> None:
-        await self._wave("changes", CHANGES)
+        operator = self._leader()
+        calls, cpu = api_requests(operator), usage(operator.process.pid).cpu
+        wave = await self._begin("changes", CHANGES)
+        await self._until(lambda: promoted(operator) - wave.promoted >= len(wave.keys), operator)
+        await self._until_settled(wave.mark, wave.keys, 1.0)
+        took = time.monotonic() - wave.began
+        self._reactions("changes", wave)
+        self._add("changes", "all promoted after", f"{took:.1f} s", seconds=took)
+        self._cost("changes", operator, calls, cpu, len(wave.keys))
+        await self._account("changes", wave)
 
     async def _relist(self) -> None:
         operator = self._leader()
-        self.stand.plane.kill_server()
+        wave = await self._begin("relist", CHANGES)
+        await self._part_of(wave, operator)
         began = time.monotonic()
+        self.stand.plane.kill_server()
         self.stand.plane.start_server()
-        self._add("relist", "the API server was away", f"{time.monotonic() - began:.1f} s")
+        away = time.monotonic() - began
+        self._add("relist", "API server killed amid that, away for", f"{away:.1f} s", away=away)
         await asyncio.sleep(LEASE_SECONDS)
         if operator.process.poll() is not None:  # as a kubelet would
-            self._leader()
-            self._add("relist", "the lease ran out meanwhile", "another process goes on")
-        await self._wave("relist", 10)
+            operator = self._leader()
+            self._add("relist", "its lease ran out meanwhile", "another process goes on")
+        await self._account("relist", wave)
+        self._memory("relist", operator)
+
+    async def _handover(self) -> None:
+        for how in (signal.SIGTERM, signal.SIGKILL, signal.SIGSTOP):
+            await self._change_leader("handover", CHANGES, how)
 
     async def _storm(self) -> None:
+        await self._change_leader("storm", self._storm_size, signal.SIGKILL)
+
+    async def _change_leader(self, scenario: str, size: int, how: signal.Signals) -> None:
         old, standby = self._leader(), self.stand.start_operator()
         standby.until(lambda: standby.probe("/readyz")[0] == 200)
-        keys, mark, before = list(self.stand.keys(min(self._storm_size, self.stand.count))), self._mark(), promoted(old)
-        since, began = time.time(), time.monotonic()
-        await self.stand.change(keys, mark)
-        self._add("storm", f"{len(keys)} changes written in", f"{time.monotonic() - began:.1f} s")
-        await self._until(lambda: promoted(old) - before >= KILL_AFTER * len(keys), old)
-        done = promoted(old) - before
-        self._reactions("storm", keys, since)
-        self._memory("storm", old)
-        self._ended += usage(old.process.pid).cpu
-        self.stand.end(old, signal.SIGKILL)
-        killed, self.operator = time.monotonic(), standby
-        await self._until(standby.leads, standby)
-        self._add("storm", f"SIGKILL, {done:.0f} are promoted -> another leads", f"{time.monotonic() - killed:.1f} s")
-        lost = await self._unsettled(keys, mark)
-        took = time.monotonic() - began
-        self._add("storm", "all promoted after", f"{took:.0f} s", seconds=took)
-        self._add("storm", "changes lost", str(lost), lost=lost)
-        twice = await self._jobs_beyond_one(mark)
-        self._add("storm", "Jobs made twice", str(twice), twice=twice)
+        wave = await self._begin(scenario, size)
+        await self._part_of(wave, old)
+        self._reactions(scenario, wave)
+        self._memory(scenario, old)
+        spent = usage(old.process.pid).cpu
+        old.process.send_signal(how)
+        sent, self.operator = time.monotonic(), standby
+        await self._until(standby.leads, standby, 0.05)
+        took = time.monotonic() - sent
+        self._add(scenario, f"{how.name} amid that -> another leads", f"{took:.1f} s", **{how.name.lower(): took})
+        if how is signal.SIGSTOP:
+            old.process.send_signal(signal.SIGCONT)
+            woke = time.monotonic()
+            code = await asyncio.to_thread(old.process.wait, 60)
+            self._add(
+                scenario, "it wakes up, and ends after", f"{time.monotonic() - woke:.1f} s, with exit code {code}"
+            )
+        await asyncio.to_thread(old.process.wait, 60)
+        self._ended += spent
+        await self._account(scenario, wave)
 
-    async def _wave(self, scenario: str, size: int) -> None:
-        operator = self._leader()
-        keys, mark, before = list(self.stand.keys(min(size, self.stand.count))), self._mark(), promoted(operator)
-        calls, cpu = api_requests(operator), usage(operator.process.pid).cpu
-        since, began = time.time(), time.monotonic()
+    async def _begin(self, scenario: str, size: int) -> Wave:
+        """So many models get another source, all at once."""
+        self._round += 1
+        mark, keys = f"r{self._round}-{int(time.time())}", list(self.stand.keys(min(size, self.stand.count)))
+        wave = Wave(mark, keys, promoted(self._leader()), time.time(), time.monotonic())
         await self.stand.change(keys, mark)
-        self._add(scenario, f"{len(keys)} changes written in", f"{time.monotonic() - began:.1f} s")
-        await self._until(lambda: promoted(operator) - before >= len(keys), operator)
-        await self._until_settled(mark, keys, 1.0)
-        took = time.monotonic() - began
-        self._reactions(scenario, keys, since)
-        self._add(scenario, "all promoted after", f"{took:.1f} s", seconds=took)
-        self._cost(scenario, operator, calls, cpu, len(keys))
+        self._add(scenario, f"{len(keys)} changes written in", f"{time.monotonic() - wave.began:.1f} s")
+        return wave
 
-    def _reactions(self, scenario: str, keys: Collection[Key], since: float) -> None:
-        found = self.stand.audit.reactions(since)
-        waits = sorted(found[key] for key in keys if key in found)
-        if len(waits) < len(keys):
-            self._add(scenario, "without a reaction", str(len(keys) - len(waits)))
+    async def _part_of(self, wave: Wave, operator: OperatorProcess) -> None:
+        """Returns when a part of its rollouts ended: others are on their way, and some have hardly begun."""
+        await self._until(lambda: promoted(operator) - wave.promoted >= AMID * len(wave.keys), operator)
+
+    async def _account(self, scenario: str, wave: Wave) -> None:
+        """Waits until all are what they were told to be, and counts what was lost, and what was done twice."""
+        lost = await self._unsettled(wave.keys, wave.mark)
+        took = time.monotonic() - wave.began
+        made, ended = await self._jobs_beyond_one(wave.mark), await self._promotions_beyond_one(wave.keys)
+        self._add(scenario, "all settled after", f"{took:.0f} s", settled=took)
+        before = self.figures[scenario]
+        sums = {"lost": before.get("lost", 0) + lost, "twice": before.get("twice", 0) + made + ended}
+        self._add(scenario, "changes lost; Jobs made, promotions done twice", f"{lost}; {made}, {ended}", **sums)
+
+    def _reactions(self, scenario: str, wave: Wave) -> None:
+        found = self.stand.audit.reactions(wave.since)
+        waits = sorted(found[key] for key in wave.keys if key in found)
+        if len(waits) < len(wave.keys):
+            self._add(scenario, "without a reaction", str(len(wave.keys) - len(waits)))
         p50, p95 = waits[len(waits) // 2], waits[int(len(waits) * 0.95)]
         text = f"{p50:.2f}, {p95:.2f}, {waits[-1]:.2f} s"
         self._add(scenario, "write -> first action: p50, p95, most", text, p50=p50, p95=p95)
@@ -214,10 +261,6 @@ class Bench:
         reads = ('verb="GET"', 'verb="WATCH"', 'resource="leases"')
         return sum(n for (found, labels), n in counted.items() if found == name and not any(r in labels for r in reads))
 
-    def _mark(self) -> str:
-        self._round += 1
-        return f"r{self._round}-{int(time.time())}"
-
     async def _jobs_beyond_one(self, mark: str) -> int:
         """Of each model and kind there is one Job for a source."""
         jobs, _ = await self.stand.kube.list_all("/apis/batch/v1/jobs")
@@ -227,6 +270,15 @@ class Bench:
                 labels = job["metadata"]["labels"]
                 made[job["metadata"]["namespace"], labels["trtmodel.io/model"], labels["trtmodel.io/kind"]] += 1
         return sum(count - 1 for count in made.values())
+
+    async def _promotions_beyond_one(self, keys: Collection[Key]) -> int:
+        """Each wave has a source of its own, so each revision becomes stable once."""
+        models, _ = await self.stand.kube.list_all(MODELS)
+        twice = 0
+        for model in (m for m in models if (m["metadata"]["namespace"], m["metadata"]["name"]) in set(keys)):
+            ended = [h["revision"] for h in model["status"].get("history") or () if h["outcome"] == "Promoted"]
+            twice += len(ended) - len(set(ended))
+        return twice
 
     async def _until(self, condition: Callable[[], bool], operator: OperatorProcess, every: float = 0.2) -> None:
         deadline = time.monotonic() + MOST_SECONDS
@@ -258,7 +310,7 @@ class Bench:
                 raise SystemExit(f"{len(waiting)} do not settle, such as {waiting[0]}")
 
 
-SCENARIOS = ("cold", "start", "idle", "changes", "storm", "relist")
+SCENARIOS = ("cold", "start", "idle", "changes", "handover", "storm", "relist")
 
 
 async def measure(folder: Path, given: argparse.Namespace, then: Callable[[Rows, Figures], Awaitable[None]]) -> None:
@@ -288,14 +340,9 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is ended
 
     async def then(rows: Rows, figures: Figures) -> None:
-        text = table(rows)
-        print(text)
+        print(table(rows))
         if given.save:
-            name = RESULTS / f"operator-{date.today()}-{given.models}"
-            name.with_suffix(".md").write_text(text + "\n")
-            document = {"date": str(date.today()), "command": command(), "machine": machine(), "models": given.models}
-            document |= {"workers": given.workers, "figures": figures, "rows": rows}
-            name.with_suffix(".json").write_text(json.dumps(document, indent=1) + "\n")
+            save(given.models, given.workers, rows, figures)
 
     folder = given.keep or Path(tempfile.mkdtemp(prefix="operator-bench-"))
     folder.mkdir(parents=True, exist_ok=True)
@@ -322,10 +369,26 @@ def command() -> str:
     return " ".join(["python", "bench/operator/run.py", *sys.argv[1:]])
 
 
-def table(rows: Rows) -> str:
+def save(models: int, workers: int, rows: Rows, figures: Figures) -> None:
+    """Beside what other runs of today found at this commit: scenarios may be measured one by one."""
+    file = RESULTS / f"operator-{date.today()}-{models}.json"
+    found: dict[str, Any] = {
+        "date": str(date.today()), "commit": commit(), "kubernetes": KUBERNETES_VERSION, "machine": machine(),
+        "models": models, "workers": workers, "commands": [command()], "figures": figures, "rows": rows,
+    }  # fmt: skip
+    if file.exists() and (before := json.loads(file.read_text())).get("commit") == found["commit"]:
+        found["commands"] = [*before["commands"], command()]
+        found["figures"] = before["figures"] | figures
+        found["rows"] = [tuple(row) for row in before["rows"] if row[0] not in figures] + rows
+    file.write_text(json.dumps(found, indent=1) + "\n")
+    text = table(sorted(found["rows"], key=lambda row: SCENARIOS.index(row[0])), found["commands"])
+    file.with_suffix(".md").write_text(text + "\n")
+
+
+def table(rows: Rows, commands: Sequence[str] = ()) -> str:
     head = (
-        f"`{command()}`, {date.today()}, commit {commit()}, {machine()}, Kubernetes {KUBERNETES_VERSION}; "
-        "etcd, API server, hollow cluster, bench and operator share the cores.\n"
+        f"{', '.join(f'`{c}`' for c in commands or [command()])}, {date.today()}, commit {commit()}, {machine()}, "
+        f"Kubernetes {KUBERNETES_VERSION}; etcd, API server, hollow cluster, bench and operator share the cores.\n"
     )
     lines = [f"| {' | '.join(row)} |" for row in (COLUMNS, ("---",) * len(COLUMNS), *rows)]
     return "\n".join([head, *lines])

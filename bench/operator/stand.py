@@ -28,6 +28,7 @@ from seed import SECRET, TEMPLATE, Etcd, Template  # noqa: E402
 Json = dict[str, Any]
 
 PER_NAMESPACE = 250
+MODELS = "/apis/trtmodel.io/v1alpha1/trtmodels"  # of all namespaces
 TICKS = os.sysconf("SC_CLK_TCK")
 AT_ONCE = 64
 

@@ -15,6 +15,9 @@ from trtmodel_operator.ports import Cluster, ClusterError, Conflict, Key
 from trtmodel_operator.queue import AGAIN, CHANGED, WorkQueue
 
 WORKERS = 32  # passes at a time: most of a pass is waiting for answers
+# And so many more, only for what people asked for. With hundred changes at once and a server that takes half a second
+# for a write, the first 32 would hold up the others' first action with their own second and third.
+ASKED_WORKERS = 64
 RESYNC = 300.0  # seconds
 AGAIN_RATE = 3.0  # models a second that are looked at again though nothing is known to have changed
 PASS_TIMEOUT = 45.0  # seconds of one pass; less than STUCK, so that a slow API server is no reason to be restarted
@@ -90,6 +93,7 @@ class Controller:
         broken: Callable[[], None],
         *,
         workers: int = WORKERS,
+        asked_workers: int = ASKED_WORKERS,
         resync: float = RESYNC,
         pass_timeout: float = PASS_TIMEOUT,
         beside: Mapping[str, Callable[[], Awaitable[None]]] | None = None,
@@ -97,7 +101,8 @@ class Controller:
     ) -> None:
         self._queue, self._reconcile, self._cluster, self._metrics = queue, reconcile, cluster, metrics
         self._witness, self._broken = witness, broken
-        self._workers, self._resync, self._pass_timeout = workers, resync, pass_timeout
+        self._workers, self._asked_workers = workers, asked_workers
+        self._resync, self._pass_timeout = resync, pass_timeout
         self._beside, self._before = dict(beside or {}), before
         self._tasks: list[asyncio.Task[None]] = []
         self._began: dict[Key, float] = {}  # passes under way
@@ -105,7 +110,10 @@ class Controller:
         self._lag = 0.0
 
     def start(self) -> None:
-        self._tasks = [asyncio.create_task(self._work(), name=f"reconcile {n}") for n in range(self._workers)]
+        self._tasks = [
+            asyncio.create_task(self._work(asked_only=n >= self._workers), name=f"reconcile {n}")
+            for n in range(self._workers + self._asked_workers)
+        ]
         self._tasks.append(asyncio.create_task(self._resync_forever(), name="resync"))
         self._tasks.append(asyncio.create_task(self._beat(), name="heartbeat"))
         self._tasks += [asyncio.create_task(self._for_ever(run), name=name) for name, run in self._beside.items()]
@@ -135,11 +143,11 @@ class Controller:
         ended = [task.get_name() for task in self._tasks if task.done()]
         return f"ended: {', '.join(ended)}" if ended else ""
 
-    async def _work(self) -> None:
+    async def _work(self, *, asked_only: bool) -> None:
         if self._before is not None:
             await self._before()
         while True:
-            key = await self._queue.get()
+            key = await self._queue.get(asked_only=asked_only)
             logs.about.set("/".join(key))
             started = self._began[key] = time.monotonic()
             try:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from trtmodel_operator.ports import ClusterError, Conflict, Json
+from trtmodel_operator.ports import NO_RIGHT, ClusterError, Conflict, Json
 
 DURATION = 15.0  # seconds: a holder that has not renewed for so long may be replaced
 RENEW_DEADLINE = 10.0  # a leader that could not renew for so long ends itself, before another may begin
@@ -60,18 +60,24 @@ class Lease:
         self._held: Json | None = None  # the whole Lease after our last write of it
         self._renewed: float | None = None  # None: never
         self._tried: float | None = None  # to become the leader; None: not begun
+        self._refused = ""
+        self._released = False
         self.holder = ""
 
     async def acquire(self) -> None:
-        """Returns when this process is the leader."""
+        """Returns when this process is the leader. It looks twice as often as a leader renews, so that a Lease that was
+        let go is found within a second."""
         while True:
             self._tried = self._now()
             try:
-                if await self._try():
+                leads = await self._try()
+                self._refused = ""
+                if leads:
                     return
             except (ClusterError, Conflict, TimeoutError) as e:
+                self._note(e)
                 log.warning("lease not acquired yet: %s", str(e) or "no answer in time")
-            await asyncio.sleep(self._retry_period)
+            await asyncio.sleep(self._retry_period / 2)
 
     async def hold(self) -> None:
         """Renews for ever. When that failed until the deadline, `lost` is called: it ends the process at once, since
@@ -81,7 +87,9 @@ class Lease:
             try:
                 async with asyncio.timeout(max(0.0, self._renew_deadline - self._silence())):
                     await self._renew()
+                self._refused = ""
             except (ClusterError, Conflict, TimeoutError) as e:
+                self._note(e)
                 log.warning("lease not renewed: %s", str(e) or "no answer in time")
             if self.expired() or self.holder not in ("", self.identity):
                 log.error("not renewed for %.1f s, held by %r: this process ends now", self._silence(), self.holder)
@@ -91,7 +99,7 @@ class Lease:
     def expired(self) -> bool:
         """Whether another may lead by now, or soon: from then on nothing must be sent any more. The clock goes on while
         the process stands still."""
-        return self._silence() >= self._renew_deadline
+        return self._released or self._silence() >= self._renew_deadline
 
     def trouble(self) -> str:
         """Why this leader is none any more, or would never become one, although its process lives; '' if it leads or
@@ -100,11 +108,20 @@ class Lease:
             return f"the lease was not asked for for {idle:.0f} s"
         return f"the lease was not renewed for {self._silence():.0f} s" if self.expired() else ""
 
+    def refused(self) -> dict[str, str]:
+        """What the API server says to who may not read or write the Lease, by its kind; empty if it may."""
+        return {"Lease": self._refused} if self._refused else {}
+
+    def _note(self, error: Exception) -> None:
+        self._refused = str(error) if isinstance(error, ClusterError) and error.status in NO_RIGHT else ""
+
     def _silence(self) -> float:
         return 0.0 if self._renewed is None else self._now() - self._renewed
 
     async def release(self) -> None:
-        """Lets the next one begin at once. Only a holder releases; a failure costs the others `duration` seconds."""
+        """Lets the next one begin at once. Only a holder releases; a failure costs the others `duration` seconds. From
+        here on nothing may be sent, whatever is left of this process."""
+        self._released = True
         try:
             async with asyncio.timeout(self._retry_period * 2):
                 lease = await self._store.get_lease(self._namespace, self._name)

@@ -2,7 +2,7 @@
 nothing. Children are watched and kept by `adapters.children`.
 
 settings, probes, CRD seen -> Lease -> key pair -> workers of the queue -> kopf's watches
-SIGTERM -> watches and workers end -> Lease released -> exit 0
+SIGTERM -> watches and workers end -> Lease released -> events posted -> exit 0
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from trtmodel_contract.version import product_version
 
 from trtmodel_operator import logs
 from trtmodel_operator.adapters.addresses import Addresses, origins
-from trtmodel_operator.adapters.api import Api, configuration
+from trtmodel_operator.adapters.api import Api, configuration, resource_of
 from trtmodel_operator.adapters.calls import Calls
 from trtmodel_operator.adapters.children import KeptChildren
 from trtmodel_operator.adapters.cluster import PLURAL, KubernetesCluster
@@ -72,13 +72,12 @@ def handlers(
     witness: Witness,
     metrics: OperatorMetrics,
     models: KeptModels,
+    pace: Pace,
     stop: Callable[[], Awaitable[None]],
 ) -> kopf.OperatorRegistry:
     """Handlers that only keep and enqueue: what they raise would be swallowed, and what they miss the resync finds.
     `stop` ends everything that acts."""
     registry = kopf.OperatorRegistry()
-
-    pace = Pace()
 
     async def login(**kwargs: Any) -> Any:
         return session(pace, **kwargs)
@@ -143,7 +142,7 @@ async def run(settings: Settings) -> None:
         clock, queue, witness = SystemClock(), WorkQueue(), Witness()
         herald = Herald(queue, metrics)
         kept = KeptChildren(api, settings.watch_namespaces, herald)
-        models = KeptModels()
+        models, pace = KeptModels(), Pace(answered=_counted(metrics))
         cluster = KubernetesCluster(api, settings.watch_namespaces, settings.pod_name, kept, models)
 
         await patiently(cluster.require_crd, health)
@@ -152,6 +151,8 @@ async def run(settings: Settings) -> None:
         lease = Lease(cluster, settings.namespace, settings.lease_name, identity)
         api.may_write = lambda: not lease.expired()
         health.watch_over(lease.trouble)
+        health.needs(lease.refused, kept.refused, pace.refused)
+        metrics.watch_rights(lambda: len(health.refused()))
         log.info("waiting for the lease %s/%s as %s", settings.namespace, settings.lease_name, identity)
         await lease.acquire()
         stack.push_async_callback(lease.release)
@@ -225,6 +226,9 @@ async def run(settings: Settings) -> None:
             await controller.stop()
             await workers.close()
             await inquiries.close()
+            # The next one begins now: what is left of this process is to post events, and to close connections.
+            holding.cancel()
+            await lease.release()
             await cluster.close()
 
         controller.start()
@@ -232,7 +236,7 @@ async def run(settings: Settings) -> None:
         scope: dict[str, Any] = (
             {"namespaces": settings.watch_namespaces} if settings.watch_namespaces else {"clusterwide": True}
         )
-        registry = handlers(queue, witness, metrics, models, stop)
+        registry = handlers(queue, witness, metrics, models, pace, stop)
         await kopf.operator(registry=registry, settings=informer_settings(), **scope)
         log.info("stopping")
 
@@ -250,6 +254,11 @@ async def patiently(ask: Callable[[], Awaitable[T]], health: Health, pause: floa
             log.warning("not begun yet: %s", e)
             await asyncio.sleep(max(e.retry_after, pause * random.uniform(0.75, 1.0)))  # noqa: S311 - spreads load
         pause = min(WAIT_MOST, pause * 2)
+
+
+def _counted(metrics: OperatorMetrics) -> Callable[[bool, str, int], None]:
+    """kopf's calls are calls like our own."""
+    return lambda is_watch, path, code: metrics.called("WATCH" if is_watch else "GET", resource_of(path), str(code))
 
 
 def _after(ready: Callable[[], Awaitable[None]], run: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[None]]:

@@ -90,6 +90,9 @@ class OperatorMetrics:
         self._keys = Gauge(
             f"{_P}signing_keys", "Public keys that workers are told: 2 while the signing key is exchanged", registry=r
         )
+        self._refused = Gauge(
+            f"{_P}refused_kinds", "Kinds of objects that the API server does not let this replica read", registry=r
+        )
         self._info = Info(f"{_P}build", "The operator's version", registry=r)
         self._models: dict[Key, _Model] = {}
         r.register(_Models(self._models))
@@ -116,6 +119,10 @@ class OperatorMetrics:
         self._queue_oldest.set_function(oldest)
         self._following.set_function(following)
         self._keys.set_function(keys)
+
+    def watch_rights(self, refused: Callable[[], float]) -> None:
+        """Of a replica that stands by, too: it lacks the same rights."""
+        self._refused.set_function(refused)
 
     def serve(self, host: str, port: int) -> Callable[[], None]:
         """In a thread, so that it answers when the event loop does not. Returns what stops it. Raises OSError."""

@@ -14,6 +14,10 @@ from trtmodel_operator.model import Answer, Decision, Lookup, Observed, WebhookS
 Key = tuple[str, str]  # namespace, name
 Json = dict[str, Any]
 
+# The API server's answers to who is not known, or lacks a right. Neither another try nor another process helps, but
+# somebody may give the right back at any time: so it is asked for again and again, and the probe of readiness says it.
+NO_RIGHT = (401, 403)
+
 
 class Conflict(Exception):
     """Somebody wrote the object since it was read: start over with fresh facts."""

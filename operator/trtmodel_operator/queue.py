@@ -13,7 +13,8 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from trtmodel_operator.ports import Key
@@ -48,7 +49,8 @@ class WorkQueue:
         self._again: dict[Key, int] = {}  # added while running -> lane
         self._timers: dict[Key, tuple[float, Timer]] = {}
         self._failures: dict[Key, int] = {}
-        self._filled = asyncio.Event()
+        self._idle: deque[asyncio.Future[None]] = deque()  # who waits for any key
+        self._idle_for_asked: deque[asyncio.Future[None]] = deque()
 
     def add(self, key: Key, lane: int = CHANGED) -> None:
         """To this lane, unless it waits in it or an earlier one already. While it is worked on, a mere look is not
@@ -63,7 +65,7 @@ class WorkQueue:
         if held is not None:
             del self._lanes[held][key]
         self._lanes[lane][key], self._lane_of[key] = self._now(), lane
-        self._filled.set()
+        self._wake()
 
     def add_after(self, key: Key, seconds: float) -> None:
         """Of several, the earliest counts."""
@@ -89,21 +91,45 @@ class WorkQueue:
         """The work succeeded: the next failure starts again with the shortest delay."""
         self._failures.pop(key, None)
 
-    async def get(self) -> Key:
-        """The key that waits longest in the lane whose turn it is. A timer of the key is dropped: the pass that begins
-        sets its own."""
-        while not self._lane_of:
-            self._filled.clear()
-            await self._filled.wait()
-        self._turn = (self._turn + 1) % SHARE
-        lanes = [self._lanes[self._turn], *self._lanes] if self._turn in (CHANGED, AGAIN) else self._lanes
+    async def get(self, *, asked_only: bool = False) -> Key:
+        """The key that waits longest in the lane whose turn it is; with `asked_only`, in the first. A timer of the key
+        is dropped: the pass that begins sets its own."""
+        while not (self._lanes[ASKED] if asked_only else self._lane_of):
+            await self._wait(self._idle_for_asked if asked_only else self._idle)
+        lanes = self._lanes[:CHANGED] if asked_only else self._in_turn()
         lane = next(lane for lane in lanes if lane)
         key = next(iter(lane))
         del lane[key], self._lane_of[key]
         self._running.add(key)
         if held := self._timers.pop(key, None):
             held[1].cancel()
+        self._wake()  # who was woken for what is left may have found this one
         return key
+
+    def _in_turn(self) -> Sequence[dict[Key, float]]:
+        self._turn = (self._turn + 1) % SHARE
+        return [self._lanes[self._turn], *self._lanes] if self._turn in (CHANGED, AGAIN) else self._lanes
+
+    def _wake(self) -> None:
+        """One of those who may take what waits: of a hundred at rest, all others would wake up in vain."""
+        if not self._lane_of:
+            return
+        for idle in [self._idle_for_asked, self._idle] if self._lanes[ASKED] else [self._idle]:
+            while idle:
+                waiting = idle.popleft()
+                if not waiting.done():
+                    waiting.set_result(None)
+                    return
+
+    async def _wait(self, idle: deque[asyncio.Future[None]]) -> None:
+        waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        idle.append(waiting)
+        try:
+            await waiting
+        except asyncio.CancelledError:
+            if waiting.done() and not waiting.cancelled():
+                self._wake()  # another one in its place
+            raise
 
     def done(self, key: Key) -> None:
         self._running.discard(key)

@@ -54,6 +54,11 @@ class Release:
 
 
 @pytest.fixture(scope="module")
+def helm(cluster_helm: Helm) -> Helm:
+    return cluster_helm
+
+
+@pytest.fixture(scope="module")
 def release(helm: Helm, cluster_environment: Mapping[str, str]) -> Iterator[Release]:
     made = Release(f"r{secrets.token_hex(3)}", f"chart-{secrets.token_hex(3)}", cluster_environment)
     made.definition()

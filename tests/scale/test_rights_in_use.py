@@ -152,11 +152,32 @@ def test_rollouts_need_every_verb_of_the_chart_and_are_refused_nothing(
         secret = f"secret/{RELEASE}-signing"
         plane.kubectl("annotate", "--overwrite", "-n", NAMESPACE, secret, "trtmodel.io/rotate=now")
         operator.until(lambda: keys(plane) != before, PLENTY)
+        lose_a_worker_twice(plane, operator)  # of which one event tells
         plane.kubectl("delete", "trtmodels.trtmodel.io/two", "-n", TEAM)  # nobody keeps it any more: it is asked for
         operator.until(lambda: ("trtmodel.io", "trtmodels", "get") in audited(folder / "audit.log")[0], PLENTY)
     used, refused = audited(folder / "audit.log")
     assert refused == []
     assert granted(roles) - used - {BY_ADMISSION} == set()
+
+
+def lose_a_worker_twice(plane: ControlPlane, operator: OperatorProcess) -> None:
+    """As far as status says: it is gone once, and in between nobody wants it."""
+    pods = "-n", TEAM, "-l", "trtmodel.io/model=gone,trtmodel.io/role=worker"
+    first = json.loads(plane.kubectl("get", "pods", *pods, "-o", "json"))["items"][0]["metadata"]["name"]
+    plane.kubectl("delete", f"pod/{first}", "-n", TEAM, "--force", "--grace-period=0")
+    for wanted, degraded in ((2, "True"), (1, "False"), (2, "True")):
+        put(plane, "gone", "b", deletionPolicy="Delete", serving={"replicas": wanted})
+        operator.until(lambda is_it=degraded: condition(plane, "gone", "Degraded") == is_it, PLENTY)  # type: ignore[misc]
+    operator.until(lambda: any((e.get("series") or {}).get("count") == 2 for e in events(plane)), PLENTY)
+
+
+def condition(plane: ControlPlane, name: str, kind: str) -> str:
+    model = json.loads(plane.kubectl("get", f"trtmodels.trtmodel.io/{name}", "-n", TEAM, "-o", "json"))
+    return next(c["status"] for c in model["status"]["conditions"] if c["type"] == kind)
+
+
+def events(plane: ControlPlane) -> list[Json]:
+    return list(json.loads(plane.kubectl("get", "events.events.k8s.io", "-n", TEAM, "-o", "json"))["items"])
 
 
 def building(plane: ControlPlane) -> bool:

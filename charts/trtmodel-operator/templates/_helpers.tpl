@@ -175,4 +175,5 @@ none. Each verb is a call in operator/trtmodel_operator/adapters; a test compare
   resources: [events]
   verbs:
   - create  # what people see with kubectl describe
+  - patch  # how often it was told, where it is told again soon
 {{- end -}}

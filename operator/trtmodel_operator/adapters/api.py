@@ -184,18 +184,27 @@ class Api:
         raise ClusterError("WATCH", path, cause)
 
     async def create(
-        self, path: str, body: Json, *, manager: str, throttled: bool = True, always: bool = False
+        self,
+        path: str,
+        body: Json,
+        *,
+        manager: str,
+        throttled: bool = True,
+        always: bool = False,
+        fenced: bool = True,
     ) -> Json:
-        """Raises Conflict if it exists. `always`: whatever `may_write` says."""
+        """Raises Conflict if it exists. `always`: at once, and whatever `may_write` says; not `fenced`: the latter."""
         query = {"fieldManager": manager}
-        return await self._write("POST", path, body, query, throttled=throttled, always=always)
+        fenced = fenced and not always
+        return await self._write("POST", path, body, query, throttled=throttled, always=always, fenced=fenced)
 
     async def replace(
         self, path: str, body: Json, *, manager: str, throttled: bool = True, always: bool = False
     ) -> Json:
-        """With metadata.resourceVersion as precondition: raises Conflict. `always`: whatever `may_write` says."""
+        """With metadata.resourceVersion as precondition: raises Conflict. `always`: at once, and whatever `may_write`
+        says."""
         query = {"fieldManager": manager}
-        return await self._write("PUT", path, body, query, throttled=throttled, always=always)
+        return await self._write("PUT", path, body, query, throttled=throttled, always=always, fenced=not always)
 
     async def apply(self, path: str, body: Json, *, manager: str) -> Json:
         """Server-side apply that takes over fields of others. Raises Conflict if `body` has a resourceVersion that is
@@ -203,10 +212,11 @@ class Api:
         query = {"fieldManager": manager, "force": "true"}
         return await self._write("PATCH", path, body, query, content_type="application/apply-patch+yaml")
 
-    async def merge(self, path: str, body: Json, *, manager: str) -> Json:
-        """A JSON merge patch. Raises Conflict if `body` has a resourceVersion that is not the current one."""
-        query = {"fieldManager": manager}
-        return await self._write("PATCH", path, body, query, content_type="application/merge-patch+json")
+    async def merge(self, path: str, body: Json, *, manager: str, throttled: bool = True, fenced: bool = True) -> Json:
+        """A JSON merge patch. Raises Conflict if `body` has a resourceVersion that is not the current one. If it is not
+        `fenced`: whatever `may_write` says."""
+        query, kind = {"fieldManager": manager}, "application/merge-patch+json"
+        return await self._write("PATCH", path, body, query, content_type=kind, throttled=throttled, fenced=fenced)
 
     async def delete(self, path: str, resource_version: str = "") -> None:
         """With everything that it owns, in the background. A missing object is success. Without the policy, the API
@@ -234,12 +244,13 @@ class Api:
         content_type: str = "application/json",
         throttled: bool = True,
         always: bool = False,
+        fenced: bool = True,
     ) -> Json:
         if throttled:
             await self._bucket.take()
         if not always:
             await self._while_asked_to_wait()
-        if not always and not self.may_write():
+        if fenced and not self.may_write():
             raise ClusterError(method, path, "this process could not renew its lease: another may lead by now")
         try:
             return await self._call(method, path, body=body, query=query, content_type=content_type)

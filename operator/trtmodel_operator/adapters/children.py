@@ -58,6 +58,11 @@ class KeptChildren:
         dead = [f"{kind} for {silence:.0f} s" for kind, silence in silences.items() if silence > DEAD]
         return f"nothing was heard of {', '.join(dead)}" if dead else ""
 
+    def refused(self) -> dict[str, str]:
+        """Kinds that this operator may not list or watch, and what the API server says to it."""
+        said = {kind: informer.refused() for kind, informer in self._informers.items()}
+        return {kind: text for kind, text in said.items() if text}
+
     def __len__(self) -> int:
         return sum(len(informer.kept) for informer in self._informers.values())
 

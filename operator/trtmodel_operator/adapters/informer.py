@@ -25,7 +25,7 @@ import orjson
 
 from trtmodel_operator.adapters.api import Api
 from trtmodel_operator.manifests import ENV_MODEL_UID, LABEL_MODEL, LABEL_WAITING
-from trtmodel_operator.ports import ClusterError, Json, Key
+from trtmodel_operator.ports import NO_RIGHT, ClusterError, Json, Key
 
 OPEN_AGAIN = 70.0  # seconds of silence; the API server sends a bookmark every minute, where it sends any
 SILENCE = 90.0
@@ -125,8 +125,13 @@ class Informer:
         return all(s.listed and time.monotonic() - s.heard < SILENCE for s in self._streams.values())
 
     def silence(self) -> float:
-        """Seconds since the stream that was silent longest was heard of."""
-        return max(time.monotonic() - s.heard for s in self._streams.values())
+        """Seconds since the stream that was silent longest was heard of. A refusal is an answer, too: no other process
+        would get another one."""
+        return max(time.monotonic() - max(s.heard, s.refused_at) for s in self._streams.values())
+
+    def refused(self) -> str:
+        """What the API server says to who lacks the right to list or watch; '' if it lacks none."""
+        return next((s.refused for s in self._streams.values() if s.refused), "")
 
     async def run(self) -> None:
         """Until it is cancelled."""
@@ -154,6 +159,8 @@ class Informer:
                     stream.version = ""
                 else:
                     log.warning("watch of %s: %s", self.kind, e)
+                if e.status in NO_RIGHT:
+                    stream.refuse(str(e))
                 await asyncio.sleep(max(e.retry_after, pause * random.uniform(0.75, 1.0)))  # noqa: S311 - spreads load
                 pause = min(AGAIN_MOST, pause * 2)
 
@@ -167,6 +174,7 @@ class Informer:
                     self._changed(self.kind, item["metadata"])
             version = page.version
             stream.heard = time.monotonic()
+            stream.refused = ""
             await asyncio.sleep(0)  # the passes' turn
         others = {n for n in self.kept.names() if not _lies_in(path, n[0])}
         for meta in self.kept.drop_but(names | others, int(version)):
@@ -193,10 +201,15 @@ class _Stream:
         self.version = ""  # of the list or the last event; '' before a list
         self.listed = False  # once: what is listed again after a 410 was heard of lately all the same
         self.heard = self.opened = time.monotonic()
+        self.refused, self.refused_at = "", 0.0
 
     def hear(self) -> None:
         """It was opened."""
         self.heard = self.opened = time.monotonic()
+        self.refused = ""
+
+    def refuse(self, said: str) -> None:
+        self.refused, self.refused_at = said, time.monotonic()
 
 
 def pruned(kind: str, item: Json) -> Json:

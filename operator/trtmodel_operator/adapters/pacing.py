@@ -16,6 +16,8 @@ from typing import Any
 
 import aiohttp
 
+from trtmodel_operator.ports import NO_RIGHT
+
 FIRST, MOST = 0.2, 15.0  # seconds between two requests of a kind; less than `informing.REQUEST_SECONDS`
 CALM = 60.0  # seconds from one list to the next, after which it is not held back
 # Seconds after which a watch was no short one. (Many proxies end a quiet connection after 30 or 60: if that counted,
@@ -29,7 +31,8 @@ Send = Callable[[aiohttp.ClientRequest], Awaitable[aiohttp.ClientResponse]]
 
 class Pace:
     """A middleware of aiohttp: of lists of one path, and of its watches, each is held back for longer than the one
-    before, unless the last is long ago (CALM, LASTED). Watches give whole events, and none of a server that failed."""
+    before, unless the last is long ago (CALM, LASTED). Watches give whole events, and none of a server that failed.
+    `answered` is told of each: whether it is a watch, its path, the status."""
 
     def __init__(
         self,
@@ -37,8 +40,10 @@ class Pace:
         now: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         jitter: Callable[[], float] = random.random,
+        answered: Callable[[bool, str, int], None] = lambda *_: None,
     ) -> None:
-        self._now, self._sleep, self._jitter = now, sleep, jitter
+        self._now, self._sleep, self._jitter, self._answered = now, sleep, jitter, answered
+        self._refused: dict[tuple[str, bool], str] = {}
         self._last: dict[tuple[str, bool], tuple[float, float]] = {}  # when it was sent, and what it was held back
 
     async def __call__(self, request: aiohttp.ClientRequest, send: Send) -> aiohttp.ClientResponse:
@@ -46,9 +51,21 @@ class Pace:
         if "continue" not in request.url.query:
             await self.turn(request.url.path, is_watch)
         answer = await send(request)
+        self._answered(is_watch, request.url.path, answer.status)
+        if answer.status in NO_RIGHT:
+            self._refused[request.url.path, is_watch] = f"{answer.status} {answer.reason}"
+        else:
+            self._refused.pop((request.url.path, is_watch), None)
         if is_watch:
             answer.content = _WholeEvents(answer.content)  # type: ignore[assignment]  # as much of it as kopf uses
         return answer
+
+    def refused(self) -> dict[str, str]:
+        """Kinds that kopf may not list or watch, and how the API server says so; empty if it may."""
+        return {
+            path.rpartition("/")[2]: f"cannot {'WATCH' if is_watch else 'GET'} {path}: {said}"
+            for (path, is_watch), said in self._refused.items()
+        }
 
     async def turn(self, path: str, is_watch: bool) -> None:
         key = path, is_watch

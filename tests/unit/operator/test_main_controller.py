@@ -9,7 +9,7 @@ from trtmodel_operator import controller as controllers
 from trtmodel_operator.controller import Controller, WatchBroken, Witness
 from trtmodel_operator.metrics import OperatorMetrics
 from trtmodel_operator.ports import ClusterError, Conflict, Key
-from trtmodel_operator.queue import AGAIN, CHANGED, WorkQueue
+from trtmodel_operator.queue import AGAIN, ASKED, CHANGED, WorkQueue
 
 A: Key = ("ml", "a")
 B: Key = ("ml", "b")
@@ -253,6 +253,34 @@ def test_a_pass_that_hangs_is_given_up_and_the_worker_goes_on() -> None:
         stage = Stage(reconcile, Cluster(a="1", b="1"), workers=1, pass_timeout=0.05)
         stage.controller.start()
         await until(lambda: B in seen and stage.count("timeout") == 1)
+        await stage.controller.stop()
+
+    play(scene)
+
+
+def test_what_people_ask_for_is_begun_while_all_other_workers_wait_for_answers() -> None:
+    """Of a server that takes its time. What only changed has to wait."""
+
+    async def scene() -> None:
+        began, over = list[str](), asyncio.Event()
+
+        async def reconcile(key: Key) -> float | None:
+            began.append(key[1])
+            await over.wait()
+            return None
+
+        stage = Stage(reconcile, Cluster(), workers=1, asked_workers=2)
+        stage.controller.start()
+        stage.queue.add(("ml", "changed-1"))
+        await until(lambda: began == ["changed-1"])
+        stage.queue.add(("ml", "changed-2"))
+        for n in range(3):
+            stage.queue.add(("ml", f"asked-{n}"), ASKED)
+        await until(lambda: len(began) == 3)
+        await asyncio.sleep(0.05)
+        assert began == ["changed-1", "asked-0", "asked-1"]
+        over.set()
+        await until(lambda: len(began) == 5)
         await stage.controller.stop()
 
     play(scene)

@@ -39,7 +39,7 @@ class Scene:
     async def _send(self, _: Any) -> Any:
         self.sent.append(self.time)
         self.time += self._lasts
-        return SimpleNamespace(content=Body(*self._body))
+        return SimpleNamespace(content=Body(*self._body), status=200)
 
     def asks(self, url: str, times: int = 1) -> list[float]:
         """How long each of these requests was held back."""

@@ -211,3 +211,62 @@ def test_a_change_of_a_model_that_waits_to_be_looked_at_again_makes_one_pass_in_
         assert queue.depth() == 0
 
     asyncio.run(scene())
+
+
+def test_who_takes_only_what_people_ask_for_leaves_the_rest(queue: WorkQueue) -> None:
+    async def scene() -> None:
+        queue.add(A)
+        queue.add(("ml", "again"), AGAIN)
+        asked = asyncio.create_task(queue.get(asked_only=True))
+        await asyncio.sleep(0)
+        assert not asked.done()
+        queue.add(B, ASKED)
+        assert await asyncio.wait_for(asked, 5) == B
+        assert [await queue.get(), await queue.get()] == [A, ("ml", "again")]
+
+    asyncio.run(scene())
+
+
+def test_a_key_whose_waiter_took_another_one_finds_the_next(queue: WorkQueue) -> None:
+    async def scene() -> None:
+        for _ in range(3):  # until the next turn is that of what people ask for
+            queue.add(A)
+            await queue.get()
+            queue.done(A)
+        one, two = (asyncio.create_task(queue.get()) for _ in range(2))
+        asked = asyncio.create_task(queue.get(asked_only=True))
+        await asyncio.sleep(0)
+        queue.add(A)  # wakes the first
+        queue.add(B, ASKED)  # wakes the third, but the first, which comes before it, takes this one
+        async with asyncio.timeout(5):
+            assert [await one, await two] == [B, A]
+        asked.cancel()
+
+    asyncio.run(scene())
+
+
+def test_two_who_wait_get_the_two_keys_in_whatever_order_they_wake_up(queue: WorkQueue) -> None:
+    async def scene() -> None:
+        waiting = [asyncio.create_task(queue.get()) for _ in range(2)]
+        waiting.append(asyncio.create_task(queue.get(asked_only=True)))
+        await asyncio.sleep(0)
+        queue.add(A)
+        queue.add(B, ASKED)
+        queue.add(("ml", "c"), ASKED)
+        async with asyncio.timeout(5):
+            assert {await w for w in waiting} == {A, B, ("ml", "c")}
+
+    asyncio.run(scene())
+
+
+def test_one_that_is_woken_and_cancelled_before_it_comes_leaves_its_key_to_another(queue: WorkQueue) -> None:
+    async def scene() -> None:
+        first, second = (asyncio.create_task(queue.get()) for _ in range(2))
+        await asyncio.sleep(0)
+        queue.add(A)
+        first.cancel()
+        async with asyncio.timeout(5):
+            assert await second == A
+        assert first.cancelled()
+
+    asyncio.run(scene())
