@@ -84,6 +84,7 @@ def release(helm: Helm, cluster_environment: Mapping[str, str]) -> Iterator[Rele
         ("patch", "configmaps"),
         ("list", "pods"),
         ("create", "events.events.k8s.io"),
+        ("patch", "events.events.k8s.io"),
     ],
 )
 def test_the_operator_may_do_its_work_in_every_namespace(release: Release, verb: str, what: str) -> None:
