@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
-from trtmodel_worker.host.wire import MAX_MESSAGE_BYTES, MessageError, parse_reads
+from trtmodel_worker.host.wire import MessageError, parse_reads
 
 WORTH_BYTES = 64 << 10
 """From here on a read is left to the host: smaller ones take no longer than to tell of them."""
@@ -21,6 +21,7 @@ ALONE_BYTES = 1 << 20
 """The same while nobody else wants anything of the front's loop: then telling only takes time."""
 MOST_READS = 200
 """Of a batch: as many descriptors fit into one message (253, Linux)."""
+_MOST_MESSAGE_BYTES = 32 * MOST_READS  # no more room than that: to get it takes longer than to read
 _PART_BYTES = 2 << 20  # that much takes a thread some 400 us (5 GB/s was seen), several times what waking another takes
 _MOST_READERS = 4
 
@@ -40,7 +41,7 @@ class Read(NamedTuple):
 
 def receive(channel: socket.socket) -> list[Read]:
     """What the front sends after a run's message. `close` the descriptors. Raises MessageError, OSError."""
-    data, descriptors, _, _ = socket.recv_fds(channel, MAX_MESSAGE_BYTES, MOST_READS, socket.MSG_CMSG_CLOEXEC)
+    data, descriptors, _, _ = socket.recv_fds(channel, _MOST_MESSAGE_BYTES, MOST_READS, socket.MSG_CMSG_CLOEXEC)
     try:
         return [Read(descriptors[index], *rest) for index, *rest in parse_reads(data, len(descriptors))]
     except MessageError:
