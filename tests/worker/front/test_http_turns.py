@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 from http_harness import MIB, Client, Recorder
 from trtmodel_worker.front.http import AT_A_TIME, HttpServer
 
@@ -53,6 +54,22 @@ def test_a_gateway_whose_call_was_given_up_meanwhile_asks_nothing_more() -> None
             await asyncio.sleep(0)
         assert paths(app) == [b"/here"]
         assert server.staged == 0
+
+    asyncio.run(story())
+
+
+def test_a_connection_that_breaks_down_in_its_turn_takes_nobody_elses(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        app = Recorder(at_once=True)
+        server = HttpServer(app, MIB, 100)
+        broken, others = Client(server, patient=True), [Client(server, patient=True) for _ in range(MANY)]
+        monkeypatch.setattr(broken.connection, "handle_next", lambda: 1 / 0)
+        for client in (broken, *others):
+            client.send(ask(b"/it"))
+        for _ in range(MANY):
+            await asyncio.sleep(0)
+        assert [client.transport.written.count(b"3 bytes") for client in others] == [1] * MANY
+        assert broken.transport.closed
 
     asyncio.run(story())
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import resource
 import struct
 import threading
 import uuid
@@ -16,6 +17,7 @@ import pytest
 from protocol_harness import INFER, parts, serve
 from trtmodel_contract.manifest import TensorSpec
 from trtmodel_worker.front.calls import Unreadable
+from trtmodel_worker.front.models import Invalid
 from trtmodel_worker.front.sharedmemory import MAX_REGIONS, MemoryRef, Regions
 from worker_harness import Answer, WorkerProcess, binary_request, fp32
 
@@ -266,6 +268,19 @@ def test_the_number_of_regions_is_bounded(doubler: WorkerProcess, memory: Path) 
         assert register(doubler, str(i), memory.name).status == 200
     answer = register(doubler, "one-more", memory.name)
     assert (answer.status, str(MAX_REGIONS) in answer.json["error"]) == (400, True)
+
+
+@pytest.mark.parametrize(("files", "most"), [(resource.RLIM_INFINITY, MAX_REGIONS), (65536, MAX_REGIONS), (1024, 128)])
+def test_regions_leave_files_to_open_for_connections_and_everything_else(
+    files: int, most: int, monkeypatch: pytest.MonkeyPatch, memory: Path
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (files, resource.RLIM_INFINITY))
+    regions = Regions(PREFIX)
+    document = {"key": memory.name, "byte_size": 1}
+    for i in range(most):
+        regions.register(str(i), document)
+    with pytest.raises(Invalid, match=f"{most} regions are registered already"):
+        regions.register("one-more", document)
 
 
 def test_what_is_read_counts_among_the_bodies_that_are_held(doubler: WorkerProcess, memory: Path) -> None:

@@ -1,9 +1,10 @@
-"""A host that is prepared beside traffic runs in short slices, and freely as soon as it serves."""
+"""A host that is prepared beside traffic runs while nobody asks, in short slices otherwise, freely when it serves."""
 
 from __future__ import annotations
 
 import asyncio
 import signal
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -14,62 +15,118 @@ from worker_harness import REVISION_1, REVISION_2, Bucket, Load, Operator, Worke
 STOPPED = "T"
 
 
-def test_a_pulsed_process_is_stopped_and_continued_in_turn_and_left_running() -> None:
-    sent: list[int] = []
+class World:
+    """What a process is sent, and when, in a crowd that a test changes."""
 
-    async def pulse_for_a_while() -> None:
-        enough = asyncio.Event()
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.begun = self.loop.time()
+        self.crowd = Crowd.NONE
+        self.sent: list[tuple[float, int]] = []
+        self.pulse = Pulse(self.send, lambda: self.crowd)
 
-        def send(number: int) -> None:
-            sent.append(number)
-            if len(sent) == 7:
-                enough.set()
+    def send(self, number: int) -> None:
+        self.sent.append((self.loop.time() - self.begun, number))
 
-        pulse = Pulse(send, lambda: Crowd.NONE)
-        await asyncio.wait_for(enough.wait(), 30)
-        pulse.end()
-        sent.append(0)
-        await asyncio.sleep(0.05)  # many slices: nothing may come any more
+    def change(self, crowd: Crowd) -> None:
+        self.crowd = crowd
+        self.pulse.look(crowd)
 
-    asyncio.run(pulse_for_a_while())
-    assert sent == [signal.SIGSTOP, signal.SIGCONT] * 3 + [signal.SIGSTOP, signal.SIGCONT, 0]
+    def ran(self, begin: float, end: float) -> float:
+        """Of the seconds from `begin` to `end`, those in which it was not stopped."""
+        ran, runs, since = 0.0, True, 0.0
+        for at, number in [*self.sent, (end, signal.SIGSTOP)]:
+            if runs:
+                ran += max(0.0, min(at, end) - max(since, begin))
+            runs, since = number == signal.SIGCONT, at
+        return ran
 
 
-def signals(crowd: Crowd, seconds: float) -> list[tuple[float, int]]:
-    """What a process is sent, and when, in a crowd that stays as it is."""
-    sent: list[tuple[float, int]] = []
+def told(play: Callable[[World], Awaitable[None]]) -> World:
+    """The world after `play`, in which time passes at once."""
+    worlds: list[World] = []
 
-    async def for_a_while() -> None:
-        loop = asyncio.get_running_loop()
-        begun = loop.time()
-        pulse = Pulse(lambda number: sent.append((loop.time() - begun, number)), lambda: crowd)
-        await asyncio.sleep(seconds)
-        pulse.end()
+    async def whole() -> None:
+        worlds.append(World())
+        await play(worlds[0])
 
-    simulate(for_a_while())
-    return sent
+    simulate(whole())
+    return worlds[0]
 
 
 def share(crowd: Crowd, begin: float, end: float) -> float:
-    """Of the time from `begin` to `end` in which the process runs."""
-    ran, since = 0.0, begin
-    for at, number in signals(crowd, end):
-        if at > begin and number == signal.SIGSTOP:
-            ran += at - since
-        since = at
-    return ran / (end - begin)
+    """Of the time from `begin` to `end` in which the process runs, in a crowd that stays as it is."""
+
+    async def play(world: World) -> None:
+        world.change(crowd)
+        await asyncio.sleep(end)
+
+    return told(play).ran(begin, end) / (end - begin)
 
 
-def test_a_process_gets_half_of_a_free_processor_less_of_one_that_the_front_needs_and_little_in_a_full_crowd() -> None:
+def test_a_process_gets_a_processor_that_nobody_needs_some_of_one_that_the_front_needs_and_little_in_a_crowd() -> None:
     shares = {crowd: share(crowd, 0.0, 2.0) for crowd in Crowd}
-    assert shares[Crowd.NONE] == pytest.approx(0.5, abs=0.05)
-    assert shares[Crowd.SOME] == pytest.approx(0.13, abs=0.03)
-    assert shares[Crowd.FULL] == pytest.approx(0.017, abs=0.005)
+    assert shares[Crowd.NONE] == 1.0
+    assert shares[Crowd.SOME] == pytest.approx(0.15, abs=0.03)
+    assert shares[Crowd.FULL] == pytest.approx(0.011, abs=0.003)
 
 
 def test_preparing_ends_however_full_the_crowd_stays() -> None:
     assert share(Crowd.FULL, 60.0, 64.0) > 3 * share(Crowd.FULL, 0.0, 4.0)
     assert share(Crowd.FULL, 200.0, 204.0) > 0.12
+
+
+def test_a_process_runs_from_a_moment_after_the_last_answer_until_the_next_request() -> None:
+    async def play(world: World) -> None:
+        for _ in range(100):  # 8 ms for a request, and 12 until the next one
+            world.change(Crowd.FULL)
+            await asyncio.sleep(0.008)
+            world.change(Crowd.NONE)
+            await asyncio.sleep(0.012)
+
+    world = told(play)
+    assert world.ran(0.0, 2.0) == pytest.approx(100 * 0.011, abs=0.03)
+    assert len(world.sent) == pytest.approx(200, abs=3)
+
+
+def test_one_client_that_asks_again_at_once_is_not_disturbed_after_each_answer() -> None:
+    async def play(world: World) -> None:
+        for _ in range(5000):
+            world.change(Crowd.FULL)
+            await asyncio.sleep(0.0003)
+            world.change(Crowd.NONE)
+            await asyncio.sleep(0.0001)
+
+    world = told(play)
+    assert 0.0 < world.ran(0.0, 2.0) < 0.05
+    assert len(world.sent) < 100
+
+
+def test_a_slice_beside_a_request_ends_when_another_comes_and_one_that_had_to_be_does_not() -> None:
+    async def play(world: World) -> None:
+        await asyncio.sleep(0.1)
+        for wanted in (Crowd.SOME, Crowd.FULL):
+            world.change(wanted)
+            while world.sent[-1][1] != signal.SIGCONT:  # noqa: ASYNC110 - on the clock that jumps
+                await asyncio.sleep(0.0001)
+            world.change(Crowd.FULL)
+            await asyncio.sleep(0.01)
+
+    world = told(play)
+    (some, full), stops = (
+        [at for at, number in world.sent if number == kind] for kind in (signal.SIGCONT, signal.SIGSTOP)
+    )
+    ends = {begin: min(at for at in stops if at >= begin) - begin for begin in (some, full)}
+    assert ends == {some: pytest.approx(0.0, abs=0.0002), full: pytest.approx(0.001, abs=0.0002)}
+
+
+def test_a_process_is_left_running_at_the_end_and_sent_nothing_more() -> None:
+    async def play(world: World) -> None:
+        world.change(Crowd.FULL)
+        world.pulse.end()
+        await asyncio.sleep(10.0)
+
+    assert [number for _, number in told(play).sent] == [signal.SIGSTOP, signal.SIGCONT]
 
 
 @pytest.mark.parametrize(
@@ -91,20 +148,6 @@ def test_a_process_is_in_a_crowd_where_requests_need_the_processors(
     running: int, waiting: int, lanes: int, cpus: float, left: Crowd
 ) -> None:
     assert crowd(running, waiting, lanes, cpus) is left
-
-
-def test_a_slice_ends_at_once_when_a_request_comes_that_it_would_delay() -> None:
-    sent: list[int] = []
-
-    async def crowd_in_a_slice() -> None:
-        pulse = Pulse(sent.append, lambda: Crowd.NONE, 0.001)  # after the first slice it would rest for seconds
-        pulse.make_way()
-        pulse.make_way()
-        assert sent == [signal.SIGSTOP]
-        pulse.end()
-
-    asyncio.run(crowd_in_a_slice())
-    assert sent == [signal.SIGSTOP, signal.SIGCONT]
 
 
 def test_without_a_device_a_host_beside_traffic_is_prepared_in_slices_and_serves_freely(tmp_path: Path) -> None:

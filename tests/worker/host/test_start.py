@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import signal
 import socket
 import subprocess
 from pathlib import Path
@@ -92,6 +93,27 @@ def test_a_process_that_was_killed_is_known_before_it_is_reaped(end: str, killed
         eventually(lambda: Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z", "ended")
         assert is_killed(process.pid) == killed
     assert not is_killed(process.pid)
+
+
+def test_a_host_that_was_stopped_is_told_from_one_that_works() -> None:
+    process = subprocess.Popen(["sh", "-c", "while read line; do kill -STOP $$; done"], stdin=subprocess.PIPE)
+
+    async def run() -> None:
+        control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        host = EngineHost(process, control, [])
+        assert process.stdin is not None
+        assert not host.is_stopped()
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+        eventually(host.is_stopped, "it is stopped")
+        host.signal(signal.SIGCONT)
+        eventually(lambda: not host.is_stopped(), "it goes on")
+        process.stdin.close()
+        await asyncio.wait_for(host.exited, 30)
+        assert not host.is_stopped()
+        theirs.close()
+
+    asyncio.run(run())
 
 
 @pytest.mark.parametrize(("end", "killed"), [("kill -9 $$", True), ("kill -11 $$", False), ("exec cat", False)])

@@ -128,6 +128,9 @@ class PretendedHost:
     def hung_up(self, why: str) -> None:
         self.kill(why)
 
+    def is_stopped(self) -> bool:
+        return self.stopped is not None
+
     def is_lingering(self) -> bool:
         if not self.killed or self.why:
             return False

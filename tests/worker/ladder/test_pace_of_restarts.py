@@ -58,7 +58,7 @@ class Hosts:
         self.duties: list[float] = []
         self.made: list[Host] = []
 
-    def make_way(self) -> None:
+    def look(self) -> None:
         """Nobody must."""
 
     def run_freely(self, host: Host) -> None:

@@ -452,6 +452,22 @@ def test_hedges_are_few_when_everything_is_slow() -> None:
     run(story)
 
 
+def test_slow_runs_get_no_double_load_though_each_host_has_one_lane_that_says_nothing_meanwhile() -> None:
+    async def story(w: World) -> None:
+        engine = w.engine(hosts=4, lanes=1)
+        for _ in range(60):
+            w.send(engine)
+            await asyncio.sleep(0.005)
+        engine.seconds = (0.3, 0.4)
+        requests = [w.send(engine, 8) for _ in range(2)]  # of eight rows: no batch holds both
+        await asyncio.sleep(0.25)
+        assert engine.scheduler.running == 3, "one of them was hedged, and only one"
+        await w.settle()
+        assert all(len(request.answers) == 1 for request in requests)
+
+    run(story)
+
+
 def test_a_candidate_whose_hosts_are_gone_is_answered_for_and_the_attempts_are_its_failures() -> None:
     async def story(w: World) -> None:
         w.engine("stable", 2.0)

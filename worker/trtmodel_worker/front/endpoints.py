@@ -309,8 +309,10 @@ class Endpoints:
         self._say_ready(request)
 
     def _say_ready(self, request: Request) -> None:
-        ready = self._is_ready()
-        self._say(request, 200 if ready else 503, {"ready": ready}, b"" if ready else RETRY_AFTER)
+        self._say_whether(request, {}, self._is_ready())
+
+    def _say_whether(self, request: Request, document: dict[str, Any], ready: bool) -> None:
+        self._say(request, 200 if ready else 503, {**document, "ready": ready}, b"" if ready else RETRY_AFTER)
 
     def _answer_about_model(self, request: Request, path: Path) -> None:
         table = self._router.table
@@ -319,8 +321,7 @@ class Endpoints:
             self._refuse_without_engine(request, path.revision)
         elif path.action == "model-ready":
             ready = engine is not None and engine.alive and (bool(path.revision) or self._is_ready())
-            document = {"name": self._model, "ready": ready}
-            self._say(request, 200 if ready else 503, document, b"" if ready else RETRY_AFTER)
+            self._say_whether(request, {"name": self._model}, ready)
         elif path.action == "stats":
             engines = [engine] if path.revision and engine else list(self._router.loaded.values())
             self._say(request, 200, statistics(self._model, engines))

@@ -101,7 +101,7 @@ class Engine:
         )  # fmt: skip
         self.scheduler.hosts_wanted = settings.hosts
         self.scheduler.elsewhere = self._elsewhere
-        self.scheduler.on_dispatch = hosts.make_way
+        self.scheduler.on_load = hosts.look
         self._living: list[EngineHost] = []
         self._keepers: list[asyncio.Task[None]] = []
         self._ticker: asyncio.Task[None] | None = None

@@ -1,5 +1,6 @@
 """Batches that run too long are also run on another host; the first answer counts. So are those of a host that somebody
-killed, if it is not reaped at once: a driver was seen to clean up for 100 ms after a process on a GPU.
+stopped, as soon as that is seen, and of one that was killed, if it is not reaped at once: a driver was seen to clean up
+for 100 ms after a process on a GPU.
 
 One timer looks, and only while something runs: one for every batch would cost more than the batches of a fast model.
 """
@@ -75,6 +76,7 @@ class Hedges:
         self._timer = None
         now, soonest = time.monotonic(), 0.0
         again = now + _AGAIN_SECONDS
+        most = max(1, self._lanes.living // _LANES_PER_HEDGE)
         for lane in self._lanes.all:
             attempt = lane.attempt
             if attempt is None or attempt.batch.hedged or attempt.batch.hedges is not self:
@@ -84,18 +86,16 @@ class Hedges:
             if lane.dying and not lane.host.innocent:
                 continue  # what a dead host ran may be why it died
             batch = attempt.batch
+            stopped = False
             if not lane.dying and now >= attempt.started + attempt.look:
                 attempt.look *= 2.0
-                self._notice(lane.host)
+                stopped = self._notice(lane.host)
             if lane.dying:
                 due, allowed = lane.since + _REAPED_SECONDS, True
             else:
-                after = self._overdue.after(batch.bucket)
-                due = attempt.started + after
-                # A host that says nothing at all is not slow: it was stopped, and waits with all that it has.
-                allowed = self._running < max(1, self._lanes.living // _LANES_PER_HEDGE) or self._lanes.is_silent(
-                    lane.host, now - after
-                )
+                due = now if stopped and self._overdue.is_auto else attempt.started + self._overdue.after(batch.bucket)
+                # Asked of the kernel: a host that has not answered for long may as well be slow, as all of them may be.
+                allowed = due <= now and (self._running < most or stopped or lane.host.is_stopped())
             if due > now:
                 look = due if lane.dying else min(due, attempt.started + attempt.look)
                 soonest = min(soonest or look, look)
@@ -113,9 +113,12 @@ class Hedges:
         if soonest:
             self._come(max(_LEAST_SECONDS, soonest - now))
 
-    def _notice(self, host: Host) -> None:
-        """One that was killed and whose lanes are not closed yet: its end takes long, so nobody waits for that."""
-        if host.is_lingering():
-            for lane in self._lanes.all:
-                if lane.host is host:
-                    lane.since = 0.0
+    def _notice(self, host: Host) -> bool:
+        """One that was killed and whose lanes are not closed yet: its end takes long, so nobody waits for that. True
+        for one that was stopped: it answers nothing, so nobody waits until its batches are overdue either."""
+        if not host.is_lingering():
+            return host.is_stopped()
+        for lane in self._lanes.all:
+            if lane.host is host:
+                lane.since = 0.0
+        return False

@@ -40,6 +40,7 @@ log = logging.getLogger(__name__)
 _DESCRIBE_SECONDS = 60.0
 _DEVICE_DUTY = 0.15  # nobody can interrupt what runs on a GPU: requests wait for its end
 _FINISH_SECONDS = 15.0
+_STOPPED = ("T", "t")  # by a signal, by a debugger
 _EXIT_CODE = 49  # in /proc/PID/stat, after the name: set at the beginning of a process's end
 _EXITS = {
     HostExit.CANNOT_LOAD: "it could not load the engine",
@@ -92,11 +93,12 @@ class Hosts:
         # The front's slices are not for who prepares.
         self._parent = ThreadPoolExecutor(1, "host-parent", ask_for_slices, (0.0,))
 
-    def make_way(self) -> None:
-        """A request was given to a lane: what is prepared meanwhile makes way if it must."""
-        if self._pulses and self._crowd():
+    def look(self) -> None:
+        """A request was given to a lane, or has been answered: what is prepared meanwhile makes way, or goes on."""
+        if self._pulses:
+            crowd = self._crowd()
             for pulse in self._pulses.values():
-                pulse.make_way()
+                pulse.look(crowd)
 
     async def describe(self) -> Machine:
         """Ask the runtime, in a process of its own, what it can load here. Raises HostFailed."""
@@ -300,6 +302,10 @@ class EngineHost:
         self.hung_up("somebody killed it")
         return True
 
+    def is_stopped(self) -> bool:
+        """As in `Host`."""
+        return not self.exited.done() and _state(self.pid) in _STOPPED
+
     async def end(self, grace: float = _FINISH_SECONDS) -> None:
         """SIGTERM, and SIGKILL after `grace` seconds. Returns when it was reaped."""
         self._silence()
@@ -347,11 +353,20 @@ class EngineHost:
 
 def is_killed(pid: int) -> bool:
     """Whether SIGKILL ends the process or has ended it, reaped or not. Where the kernel does not tell: False."""
+    return _stat(pid)[_EXIT_CODE : _EXIT_CODE + 1] == [str(int(signal.SIGKILL))]
+
+
+def _state(pid: int) -> str:
+    """As the kernel names it: "T" for a process that is stopped; "" where it does not tell."""
+    return "".join(_stat(pid)[:1])
+
+
+def _stat(pid: int) -> list[str]:
+    """What the kernel says of a process, after its name; nothing where it does not tell."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return False
-    return fields[_EXIT_CODE : _EXIT_CODE + 1] == [str(int(signal.SIGKILL))]
+        return []
 
 
 def oom_kills() -> int:

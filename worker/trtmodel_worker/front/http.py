@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from trtmodel_worker.front.connection import BUFFER_BYTES, Connection
 from trtmodel_worker.front.heads import Heads
 from trtmodel_worker.front.request import App
 
+log = logging.getLogger(__name__)
 AT_A_TIME = 2  # of the gateway's requests
 
 
@@ -109,7 +111,11 @@ class HttpServer:
         if self._turns:
             asyncio.get_running_loop().call_soon(self._turn)
         for connection in turns:
-            connection.handle_next()
+            try:
+                connection.handle_next()
+            except Exception:
+                log.exception("a connection broke down")  # the others have their turn all the same
+                connection.abort()
 
     def _remove_path(self) -> None:
         if self._path:  # not every loop removes it

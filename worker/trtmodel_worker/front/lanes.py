@@ -29,6 +29,10 @@ class Host(Protocol):
         """Whether somebody has killed it, though its lanes are still open: then it is given up."""
         ...
 
+    def is_stopped(self) -> bool:
+        """Whether somebody has stopped it (SIGSTOP, a debugger): then all that it has waits with it."""
+        ...
+
     def hung_up(self, why: str) -> None:
         """A lane is closed, so the host has ended or is about to: how it did says whether a request may be why."""
         ...
@@ -36,9 +40,9 @@ class Host(Protocol):
 
 class LanePort:
     """One lane. `resting`: its host rebuilds it. `probing`: the generation of a probe, or 0. `since`: when it was sent
-    something last, or was seen to end; `heard`: when it answered last. `dying`: its host is about to end."""
+    something last, or was seen to end. `dying`: its host is about to end."""
 
-    __slots__ = ("attempt", "channel", "dying", "heard", "host", "probing", "resting", "since")
+    __slots__ = ("attempt", "channel", "dying", "host", "probing", "resting", "since")
 
     def __init__(self, host: Host, channel: socket.socket) -> None:
         self.host = host
@@ -46,7 +50,7 @@ class LanePort:
         self.dying = False
         self.resting = False
         self.probing = 0
-        self.since = self.heard = 0.0
+        self.since = 0.0
         self.attempt: Attempt | None = None
 
     @property
@@ -93,13 +97,8 @@ class Lanes:
         self.all = [lane for lane in self.all if lane.host is not host]
         return gone
 
-    def is_silent(self, host: Host, since: float) -> bool:
-        """Whether none of its lanes has answered since then."""
-        return all(lane.heard < since for lane in self.all if lane.host is host)
-
     def give(self, lane: LanePort) -> None:
         """It has answered and can take something again."""
-        lane.heard = time.monotonic()
         if not lane.dying:
             self.free.append(lane)
 

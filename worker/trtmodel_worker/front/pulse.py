@@ -1,9 +1,13 @@
-"""A process that may run in short slices only, so that it disturbs what serves on the same processors no longer than
-one slice at a time.
+"""A process that is prepared while others serve on the same processors runs in the moments that they leave it.
 
-    requests ######........################.....####
-    runs     ......##..##..............#......#.....   up to a share of the time that is free; else now and then
-    stopped  ######..##..##############.######.#####
+    requests  ######......#########.............##############################
+    runs      ......  ####         .  ##########           #
+    stopped   ######  ...#########.             ########## .##################
+                    `- nothing runs, and nothing has come for a moment:    `- a short slice all the same, the more
+                       until the next request is given to a lane              often the longer it takes
+
+Who comes when nothing runs is answered soonest: that its first moments are shared makes no slow request slower. A slice
+beside requests does, and so does each look at the clock that the front takes for it.
 
 A low priority is not enough: a processor that has something to run, however unimportant, takes no work from a busy one,
 so requests wait behind each other while a warm-up computes (Magika at 70 % load on two cores: p99 in a swap 4x with
@@ -18,7 +22,7 @@ import signal
 from collections.abc import Callable
 
 SLICE_SECONDS = 0.001
-SHARE = 0.5  # of the time that is free: a slice ends when a request comes, yet it costs that one its caches
+SETTLED_SECONDS = 0.001  # without a request: one client that asks again at once leaves no moment between
 
 
 class Crowd(enum.IntEnum):
@@ -29,7 +33,7 @@ class Crowd(enum.IntEnum):
     FULL = 2
 
 
-PATIENCE = {Crowd.NONE: 0, Crowd.SOME: 6, Crowd.FULL: 60}  # slices until it runs all the same
+PATIENCE_SECONDS = {Crowd.SOME: 0.006, Crowd.FULL: 0.1}  # until a slice comes all the same
 HALVED_SECONDS = 15.0  # preparing must end: after so long it has half of the patience, after twice that a third ...
 
 
@@ -43,44 +47,57 @@ def crowd(running: int, waiting: int, lanes: int, cpus: float) -> Crowd:
 
 
 class Pulse:
-    """Stops and continues a process by `send` from now on, until `end`: it runs a `share` of the time, less in a
-    `crowd`."""
+    """Stops and continues a process by `send` from now on, until `end`, as `crowd` says. Tell it by `look` what may
+    have changed."""
 
-    def __init__(self, send: Callable[[int], None], crowd: Callable[[], Crowd], share: float = SHARE) -> None:
+    def __init__(self, send: Callable[[int], None], crowd: Callable[[], Crowd]) -> None:
         self._send = send
-        self._rests = 1.0 / share - 1.0
         self._crowd = crowd
-        self._waited = 0
-        self._forced = False
         self._loop = asyncio.get_running_loop()
-        self._born = self._began = self._loop.time()
+        self._born = self._stopped = self._loop.time()
         self._runs = True
-        self._timer = self._loop.call_later(SLICE_SECONDS, self._stop)
+        self._lasts = False  # a slice that no request ends: in a full crowd there is always one
+        self._seen = Crowd.NONE
+        self._timer = self._loop.call_later(SLICE_SECONDS, self._turn)
 
-    def make_way(self) -> None:
-        """A request came that it would take time from."""
-        if self._runs and not self._forced:
-            self._timer.cancel()
-            self._stop()
+    def look(self, crowd: Crowd) -> None:
+        """A request was given to a lane, or has been answered; this is the crowd now."""
+        if not self._runs:
+            if crowd is not self._seen:
+                self._wait(crowd)
+        elif crowd and not self._lasts:
+            self._stop(crowd)
 
     def end(self) -> None:
         """Continued for good."""
         self._timer.cancel()
         self._send(signal.SIGCONT)
 
-    def _stop(self) -> None:
-        self._runs = False
+    def _stop(self, crowd: Crowd) -> None:
+        self._runs, self._stopped = False, self._loop.time()
         self._send(signal.SIGSTOP)
-        ran = max(self._loop.time() - self._began, SLICE_SECONDS / 4)
-        self._timer = self._loop.call_later(ran * self._rests, self._continue)
+        self._wait(crowd)
 
-    def _continue(self) -> None:
-        crowd, now = self._crowd(), self._loop.time()
-        if self._waited < PATIENCE[crowd] / (1.0 + (now - self._born) / HALVED_SECONDS):
-            self._waited += 1
-            self._timer = self._loop.call_later(SLICE_SECONDS, self._continue)
-            return
-        self._forced = crowd is Crowd.FULL
-        self._waited, self._runs, self._began = 0, True, now
-        self._send(signal.SIGCONT)
-        self._timer = self._loop.call_later(SLICE_SECONDS, self._stop)
+    def _wait(self, crowd: Crowd) -> None:
+        self._timer.cancel()
+        self._seen, now = crowd, self._loop.time()
+        if crowd:
+            due = self._stopped + PATIENCE_SECONDS[crowd] / (1.0 + (now - self._born) / HALVED_SECONDS)
+        else:
+            due = now + SETTLED_SECONDS
+        self._timer = self._loop.call_later(max(0.0, due - now), self._turn)
+
+    def _turn(self) -> None:
+        """A slice is over, or a wait."""
+        crowd = self._crowd()
+        if self._runs:
+            self._lasts = False
+            if crowd:
+                self._stop(crowd)
+        elif crowd is not self._seen:
+            self._wait(crowd)  # it has changed in a way that nobody tells
+        else:
+            self._runs, self._lasts = True, crowd is Crowd.FULL
+            self._send(signal.SIGCONT)
+            if crowd:
+                self._timer = self._loop.call_later(SLICE_SECONDS, self._turn)

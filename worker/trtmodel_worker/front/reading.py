@@ -20,17 +20,18 @@ THREADS = 2
 
 
 class Reading:
-    """`hanging`: reads that were given up and have not ended."""
+    """`threads` of them. `hanging`: reads that were given up and have not ended."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, threads: int = THREADS) -> None:
         self.hanging = 0
+        self._most = threads
         # The loop's slices are not for who hashes gigabytes.
-        self._threads = ThreadPoolExecutor(THREADS, name, ask_for_slices, (0.0,))
+        self._threads = ThreadPoolExecutor(threads, name, ask_for_slices, (0.0,))
 
     async def run(self, seconds: float, what: str, work: Callable[[], T], lost: Callable[[T], None]) -> T:
         """What `work` returns or raises. After `seconds`, or when it is cancelled, nobody waits any more: then `lost`
         gets the result, should there be one some day. Raises Refused: StorageStuck or FetchTimeout."""
-        if self.hanging >= THREADS:
+        if self.hanging >= self._most:
             text = f"{self.hanging} earlier reads of the storage have not ended: nothing more is read until one does"
             raise Refused("StorageStuck", text, transient=True)
         work_done = self._threads.submit(work)

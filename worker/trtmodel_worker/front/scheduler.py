@@ -66,7 +66,8 @@ class Rules:
 class Scheduler:
     """`elsewhere`: the scheduler of the engine that may take this one's work while no host of it can, or while one is
     overdue; None if there is none. `batchable`: a host has shown that rows do not see each other. `pins`: its hosts'
-    devices read files of clients by themselves."""
+    devices read files of clients by themselves. `on_load`: a lane has got a request, or the last one that waited has
+    been answered."""
 
     def __init__(
         self,
@@ -86,7 +87,7 @@ class Scheduler:
         self.hang_after = float("inf")
         self.hosts_wanted = 1
         self.elsewhere: Callable[[], Scheduler | None] = lambda: None
-        self.on_dispatch: Callable[[], None] = lambda: None
+        self.on_load: Callable[[], None] = lambda: None
         self._engine = engine
         self._arena = arena
         self._check = OutputCheck(outputs, arena)
@@ -289,7 +290,9 @@ class Scheduler:
             attempt.batch.owner.completed(attempt, answer, outputs, self._engine)
         finally:
             self._ended(attempt)
-        if self.waiting and not self._pump_due:
+        if not self.waiting:
+            self.on_load()
+        elif not self._pump_due:
             self._pump_later()
 
     # -- inside
@@ -443,7 +446,7 @@ class Scheduler:
         lane.attempt = attempt
         batch.attempts.append(attempt)
         batch.hedges.watch(batch)
-        self.on_dispatch()
+        self.on_load()
         return True
 
     def _run_again(self, batch: Batch, lane: LanePort) -> bool:

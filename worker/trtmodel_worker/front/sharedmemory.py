@@ -10,6 +10,7 @@ followed.
 from __future__ import annotations
 
 import os
+import resource
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,7 +23,9 @@ from trtmodel_worker.front.sharing import Sharing
 from trtmodel_worker.host.reading import Unread, read_into
 
 DIRECTORY = "/dev/shm"  # noqa: S108 - POSIX shared memory: where shm_open has its files on Linux
-MAX_REGIONS = 256  # two open files each
+MAX_REGIONS = 256
+_FILES = 2  # that each of them opens, and
+_PART_OF_FILES = 4  # of those that this process may open: connections have the half, the rest is for everything else
 _MOST_OFFSET = 1 << 62
 _MOST_NAME = 256
 
@@ -99,6 +102,12 @@ class Regions:
         self._regions: dict[str, _Region] = {}
 
     @property
+    def most(self) -> int:
+        """How many there may be."""
+        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return MAX_REGIONS if files == resource.RLIM_INFINITY else min(MAX_REGIONS, files // _PART_OF_FILES // _FILES)
+
+    @property
     def enabled(self) -> bool:
         return bool(self._prefix)
 
@@ -114,8 +123,8 @@ class Regions:
             raise Invalid(f"a region's name may have {_MOST_NAME} characters")
         if name in self._regions:
             raise Invalid(f"the region {name!r} is registered already: unregister it first")
-        if len(self._regions) >= MAX_REGIONS:
-            raise Invalid(f"{MAX_REGIONS} regions are registered already: unregister those that are not used")
+        if len(self._regions) >= self.most:
+            raise Invalid(f"{self.most} regions are registered already: unregister those that are not used")
         try:
             file = _File(self._open(key.removeprefix("/")))
         except OSError as e:

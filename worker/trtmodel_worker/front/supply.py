@@ -1,7 +1,7 @@
 """The files of engines: from the bucket into the cache, and from there into memory, none of it on the loop.
 
-Preparing an engine and starting a host of one again have threads of their own: a storage that hangs the first does not
-hang the second.
+Preparing an engine, starting a host of one again and the first touch of the storage have threads of their own: what a
+storage hangs is one of these, and the others have all of theirs.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ class Supply:
         self._artifacts: tuple[Storage, Artifacts] | None = None
         self._opening = threading.Lock()
         self._kept: set[str] = set()
+        self._reaching = Reading("reach", 1)
         self._preparing = Reading("prepare")
         self._restarting = Reading("restart")
 
@@ -37,7 +38,8 @@ class Supply:
         """Engines will be fetched from there. Whatever goes wrong, the fetch will tell."""
         with contextlib.suppress(Exception):  # a store may answer nonsense: no reason to end a worker
             reach = functools.partial(self._reach, storage)
-            await self._preparing.run(self._settings.prepare_seconds, "the storage", reach, lambda _: None)
+            await self._reaching.run(self._settings.prepare_seconds, "the storage", reach, lambda _: None)
+        self._reaching.close()  # it is done once
 
     async def fetched(
         self, storage: Storage, artifact: SignedArtifact, load_key: LoadKey
@@ -67,6 +69,7 @@ class Supply:
                 await asyncio.to_thread(self._artifacts[1].prune, digests)
 
     def close(self) -> None:
+        self._reaching.close()
         self._preparing.close()
         self._restarting.close()
 

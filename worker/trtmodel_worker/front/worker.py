@@ -294,8 +294,9 @@ class Worker:
         standing = self.swapper.standing
         if standing is None or not standing.alive:
             return Crowd.NONE
-        serving = standing.scheduler
-        return crowd(serving.running, serving.waiting, serving.lanes, self._cpus)
+        serving = [engine.scheduler for engine in self.router.loaded.values()]
+        running, waiting = sum(s.running for s in serving), sum(s.waiting for s in serving)
+        return crowd(running, waiting, standing.scheduler.lanes, self._cpus)
 
     async def _free_memory(self) -> Free:
         device = await asyncio.to_thread(device_memory)

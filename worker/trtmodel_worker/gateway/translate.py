@@ -1,7 +1,7 @@
 """ModelInfer as a request of the HTTP protocol with binary tensors, and its answer back.
 
 Contents that come typed are made raw here; outputs are always raw. The request's id stays here and is put into the
-answer, and a time limit is rounded: the front knows the JSON part of like requests by heart.
+answer, and a time limit is rounded: the front knows the JSON part of like requests by heart, and so does this module.
 """
 
 from __future__ import annotations
@@ -47,13 +47,39 @@ def model_target(model: str, version: str, action: str) -> bytes:
 
 
 def infer_body(message: pb.ModelInferRequest, seconds: float | None) -> tuple[bytes, list[bytes]]:
-    """(header line, parts of the body). `seconds`: when the caller gives up. Raises Failure."""
-    inputs, blobs = _inputs(message)
+    """(header line, parts of the body). `seconds`: when the caller gives up. Takes the raw contents out of `message`.
+    Raises Failure."""
+    limit = None if seconds is None else _coarse(int(seconds * 1e6))
+    blobs = list(message.raw_input_contents)
+    if blobs:
+        message.ClearField("raw_input_contents")
+        request_id, message.id = message.id, ""
+        rest = message.SerializeToString()
+        message.id = request_id
+        known = _known_raw_head if len(rest) <= _CACHED_BYTES else _raw_head
+        head = known(rest, tuple(map(len, blobs)), limit)
+    else:
+        inputs, blobs = _inputs(message, ())
+        head = _head(message, inputs, limit)
+    return b"%b: %d\r\n" % (LENGTH, len(head)), [head, *blobs]
+
+
+def _raw_head(rest: bytes, sizes: tuple[int, ...], limit: int | None) -> bytes:
+    """The JSON part of a message: `rest` is what it has beside its id and raw contents, which are of these `sizes`."""
+    message = pb.ModelInferRequest.FromString(rest)
+    return _head(message, _inputs(message, sizes)[0], limit)
+
+
+_known_raw_head = functools.lru_cache(maxsize=256)(_raw_head)
+
+
+def _head(message: pb.ModelInferRequest, inputs: list[dict[str, Any]], limit: int | None) -> bytes:
+    """The JSON part. `limit`: microseconds that the caller waits. Raises Failure."""
     document: dict[str, Any] = {"inputs": inputs}
     parameters = document["parameters"] = _plain(message.parameters)
     parameters["binary_data_output"] = True
-    if seconds is not None:
-        limit, given = _coarse(int(seconds * 1e6)), parameters.get("timeout")
+    if limit is not None:
+        given = parameters.get("timeout")
         if given is None or (type(given) is int and given > limit):
             parameters["timeout"] = limit
     if message.outputs:
@@ -62,31 +88,32 @@ def infer_body(message: pb.ModelInferRequest, seconds: float | None) -> tuple[by
             for o in message.outputs
         ]
     try:
-        head = _ENCODER.encode(document).encode()
+        return _ENCODER.encode(document).encode()
     except ValueError as e:
         raise invalid(f"a parameter is not a finite number: {e}") from e
-    return b"%b: %d\r\n" % (LENGTH, len(head)), [head, *blobs]
 
 
 def infer_response(answer: Answer, request_id: str) -> bytes:
     """The answer as a ModelInferResponse on the wire: serialized messages in a row are one merged message."""
-    length = int(answer.headers.get(LENGTH, len(answer.body)))
-    head = answer.body[:length]
-    prefix, sizes = (_known_head if length <= _CACHED_BYTES else _read_head)(head)
-    rest = pb.ModelInferResponse(id=request_id)
-    at = length
-    for size in sizes:
-        rest.raw_output_contents.append(answer.body[at : at + size])
+    body = answer.body
+    length = int(answer.headers.get(LENGTH, len(body)))
+    prefix, outputs = (_known_head if length <= _CACHED_BYTES else _read_head)(body[:length])
+    parts: list[bytes | memoryview] = [prefix]
+    if request_id:
+        parts.append(pb.ModelInferResponse(id=request_id).SerializeToString())
+    view, at = memoryview(body), length
+    for size, before in outputs:
+        parts += before, view[at : at + size]
         at += size
-    return prefix + rest.SerializeToString()
+    return b"".join(parts)
 
 
 def invalid(text: str) -> Failure:
     return Failure(grpc.StatusCode.INVALID_ARGUMENT, text)
 
 
-def _inputs(message: pb.ModelInferRequest) -> tuple[list[dict[str, Any]], list[bytes]]:
-    raw: Sequence[bytes] = message.raw_input_contents
+def _inputs(message: pb.ModelInferRequest, raw: Sequence[int]) -> tuple[list[dict[str, Any]], list[bytes]]:
+    """What the JSON part says of them, and the bytes of those that are typed. `raw`: sizes of the raw contents."""
     inputs, blobs, taken = [], [], 0
     for tensor in message.inputs:
         entry: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape)}
@@ -97,10 +124,10 @@ def _inputs(message: pb.ModelInferRequest) -> tuple[list[dict[str, Any]], list[b
             if raw and taken == len(raw):
                 raise invalid(f"the request has {len(raw)} raw_input_contents, too few: none is left for input "
                               f"{tensor.name!r}")  # fmt: skip
-            blob = raw[taken] if raw else _binary(tensor)
+            if not raw:
+                blobs.append(_binary(tensor))
+            parameters["binary_data_size"] = raw[taken] if raw else len(blobs[-1])
             taken += 1
-            parameters["binary_data_size"] = len(blob)
-            blobs.append(blob)
         if parameters:
             entry["parameters"] = parameters
         inputs.append(entry)
@@ -138,18 +165,20 @@ def _plain(parameters: Mapping[str, pb.InferParameter]) -> dict[str, Any]:
     return found
 
 
-def _read_head(head: bytes) -> tuple[bytes, tuple[int, ...]]:
-    """(what every answer with this JSON part begins with, sizes of its raw outputs)."""
+def _read_head(head: bytes) -> tuple[bytes, tuple[tuple[int, bytes], ...]]:
+    """(what every answer with this JSON part begins with, of each raw output its size and what comes before it)."""
     document = json.loads(head)
     response = pb.ModelInferResponse(model_name=document["model_name"], model_version=document["model_version"])
     _fill(response.parameters, document.get("parameters", {}))
-    sizes = []
+    outputs = []
     for output in document["outputs"]:
         parameters = dict(output.get("parameters", {}))
-        sizes.append(parameters.pop("binary_data_size", 0))
+        size = parameters.pop("binary_data_size", 0)
+        alone = pb.ModelInferResponse(raw_output_contents=[bytes(size)]).SerializeToString()
+        outputs.append((size, alone[: len(alone) - size]))
         tensor = response.outputs.add(name=output["name"], datatype=output["datatype"], shape=output["shape"])
         _fill(tensor.parameters, parameters)
-    return response.SerializeToString(), tuple(sizes)
+    return response.SerializeToString(), tuple(outputs)
 
 
 _known_head = functools.lru_cache(maxsize=64)(_read_head)

@@ -1,0 +1,61 @@
+"""What a stopped host has is run elsewhere as soon as the kernel says that it is, unless the TRTModel says when."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+from jumping_clock import simulate
+from simulated import World, world
+
+OVERDUE_SECONDS = 0.2
+
+
+def run(story: Callable[[World], Coroutine[Any, Any, None]]) -> None:
+    async def whole() -> None:
+        with world() as w:
+            await story(w)
+            await w.settle()
+            w.check()
+
+    simulate(whole())
+
+
+@pytest.mark.parametrize(("asked", "most"), [(0.0, 0.1), (OVERDUE_SECONDS, 2 * OVERDUE_SECONDS)])
+def test_nobody_waits_until_what_a_stopped_host_runs_is_overdue(asked: float, most: float) -> None:
+    async def story(w: World) -> None:
+        engine = w.engine(hosts=2, lanes=2)
+        for _ in range(60):
+            w.send(engine)
+            await asyncio.sleep(0.01)
+        overdue = engine.scheduler.overdue
+        overdue._asked, overdue.after = asked, lambda _: OVERDUE_SECONDS
+        engine.scheduler._lanes.free[-1].host.stop()
+        both = [w.send(engine)]
+        await asyncio.sleep(0.001)
+        both.append(w.send(engine))
+        await w.settle()
+        took = [request.ended_at - request.call.since for request in both]
+        assert max(took) < most
+        assert max(took) > asked
+        assert engine.stats.hedges >= 1
+
+    run(story)
+
+
+def test_a_host_that_is_slow_but_not_stopped_has_its_time() -> None:
+    async def story(w: World) -> None:
+        engine = w.engine(hosts=2, lanes=1)
+        for _ in range(60):
+            w.send(engine)
+            await asyncio.sleep(0.01)
+        engine.scheduler.overdue.after = lambda _: OVERDUE_SECONDS
+        engine.seconds = (OVERDUE_SECONDS / 2, OVERDUE_SECONDS / 2)
+        request = w.send(engine)
+        await w.settle()
+        assert engine.stats.hedges == 0
+        assert request.answers
+
+    run(story)
