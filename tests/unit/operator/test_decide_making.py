@@ -365,6 +365,15 @@ def test_production_takes_what_staging_built() -> None:
     assert seen.memory.stable is not None
 
 
+def test_where_nothing_is_built_a_worker_that_lacks_an_engine_holds_up_no_candidate() -> None:
+    seen = canary(serving(A, build__tier="Production"))
+    other = next(w for w in seen.workers if w.uid not in members(seen))
+    assert other.report is not None
+    strange = replace(other.report, load_key=replace(other.report.load_key, device="gpu-NVIDIA-L4-cc8.9"), models={})
+    decision = decide(with_worker(seen, other.uid, ready=False, report=strange))
+    assert (decision.rule, decision.memory.candidate) == ("watch", seen.memory.candidate)
+
+
 def test_an_unknown_tier_is_refused() -> None:
     from trtmodel_operator.fields import SpecError
     from trtmodel_operator.spec import parse
