@@ -31,6 +31,8 @@ KNOWN_SECONDS = 5.0  # after kubelet or API server came back
 HUNG_SECONDS = 65.0  # three probes of 10 s, each with 5 s, and 10 s for its end: after that the kubelet has ended it
 RESTARTS = 2  # of a container; after more the kubelet would wait for minutes before it starts it again
 FORCED: Json = {"kind": "DeleteOptions", "apiVersion": "v1", "gracePeriodSeconds": 0}
+API_SERVER = "kube-apiserver"
+API_SECONDS = 90.0  # until it is ready
 HOST = "trtmodel_worker.host"
 
 
@@ -236,12 +238,27 @@ def _forgive(scene: Scene, action: Action, pod: Json, seconds: float) -> None:
 
 
 def _component(scene: Scene, action: Action, name: str) -> str:
-    scene.ledger.blind(action.seconds)
-    pid = scene.machine.kill_component(name)
-    scene.ledger.tell(action.kind, f"SIGKILL to {name}, process {pid}, for {action.seconds:g} s")
-    scene.over.wait(action.seconds)
-    scene.machine.start_components()
-    return f"{name} is started"
+    with scene.machine.alone:
+        scene.ledger.blind(action.seconds)
+        pid = scene.machine.kill_component(name)
+        scene.ledger.tell(action.kind, f"SIGKILL to {name}, process {pid}, for {action.seconds:g} s")
+        scene.over.wait(action.seconds)
+        scene.machine.start_components()
+        if name == API_SERVER:
+            _wait_api_server(scene)
+            scene.machine.restart_followers()
+        scene.ledger.blind(0.0)  # it may have been longer than was meant
+    return f"{name} is back"
+
+
+def _wait_api_server(scene: Scene) -> None:
+    deadline = time.monotonic() + API_SECONDS
+    while time.monotonic() < deadline:
+        with contextlib.suppress(Away):
+            asked(lambda: scene.cluster.text("/readyz"))
+            return
+        time.sleep(0.2)
+    raise RuntimeError(f"the API server is not ready after {API_SECONDS:g} s")
 
 
 def _kubelet(scene: Scene, action: Action) -> str:
@@ -249,7 +266,7 @@ def _kubelet(scene: Scene, action: Action) -> str:
 
 
 def _api_server(scene: Scene, action: Action) -> str:
-    return _component(scene, action, "kube-apiserver")
+    return _component(scene, action, API_SERVER)
 
 
 def _s3(scene: Scene) -> Json:

@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -25,6 +26,9 @@ __all__ = ["KUBERNETES_VERSION", "Machine"]
 COMMENT = "trtmodel-chaos"
 DEAD_SECONDS = 15.0
 CALL_SECONDS = 20.0
+# What watches the API server. Each waits up to a minute before it asks again one that was away twice (80 s were seen
+# until the kubelet heard of a new pod): a Service leads to dead workers for so long, and no new one begins.
+FOLLOWERS = ("kube-controller-manager", "kube-scheduler", "kube-proxy", "kubelet")
 
 
 class Machine:
@@ -37,6 +41,7 @@ class Machine:
         self._components = Components(self._settings.run)
         self._built = binaries.located(self._settings)
         self._frozen: list[tuple[int, int]] = []  # pid, descriptor
+        self.alone = threading.Lock()  # of who kills components, until they are back
         self.pod_logs = self._settings.run / "podlogs"
         self.kept_logs = self._settings.run / "chaos-logs"  # on the same file system: they are links
 
@@ -58,6 +63,12 @@ class Machine:
         controlplane.start_storage(self._settings, self._components, self._built)
         controlplane.start_controllers(self._settings, self._components, self._built)
         node.start(self._settings, self._components, self._built)
+
+    def restart_followers(self) -> None:
+        """So that they look at once at an API server that is back: how long Kubernetes waits is not what is tested."""
+        for name in FOLLOWERS:
+            self.kill_component(name)
+        self.start_components()
 
     # ------------------------------------------------------------------------------------------------- processes
 

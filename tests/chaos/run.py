@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import os
@@ -18,6 +19,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+import urllib3
 from e2e.cluster import Cluster, Json
 from e2e.conftest import make_secrets
 from e2e.install import CLUSTER, ROOT, Operator, build_images
@@ -34,6 +36,7 @@ from chaos.traffic import Traffic
 
 REPLICAS = 2
 FIRST_SECONDS = 120.0  # until the models serve, before anything happens
+SERVICE_SECONDS = 30.0  # from a model that is Ready to a Service that leads to it
 CONVERGED_SECONDS = 300.0  # after chaos has stopped, until nothing moves any more: declared
 FINAL_SECONDS = 180.0  # from a last good spec until it serves on every worker, without chaos: declared
 SETTLED_SECONDS = 4.0  # of answers, which then come from stable, or hedged from standby
@@ -147,7 +150,9 @@ def _play(
         subject.create(REPLICAS)
     for subject in subjects.values():
         subject.world.wait_ready(subject.name, FIRST_SECONDS)
-    traffic = Traffic(_urls(subjects), ledger, lambda model, gain: gain in subjects[model].trusted)
+    urls = _urls(subjects)
+    _wait_served(urls)
+    traffic = Traffic(urls, ledger, lambda model, gain: gain in subjects[model].trusted)
     watching = watch.Watch(subjects, stage.machine, ledger)
     traffic.start()
     watching.start()
@@ -318,6 +323,20 @@ def _urls(subjects: Mapping[str, Subject]) -> dict[str, str]:
         service = asked(lambda path=path, subject=subject: subject.world.cluster.request("GET", path))  # type: ignore[misc]
         found[name] = f"http://{service['spec']['clusterIP']}:8080"
     return found
+
+
+def _wait_served(urls: Mapping[str, str]) -> None:
+    """Until the Services lead to workers: kube-proxy takes a moment. Raises TimeoutError."""
+    deadline = time.monotonic() + SERVICE_SECONDS
+    with urllib3.PoolManager(timeout=2.0, retries=False) as client:
+        for name, url in urls.items():
+            while True:
+                with contextlib.suppress(urllib3.exceptions.HTTPError):
+                    if client.request("GET", f"{url}/v2/health/ready").status == 200:
+                        break
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"{name}: its Service leads to no worker after {SERVICE_SECONDS:g} s")
+                time.sleep(0.2)
 
 
 def _describe(subject: Subject, ledger: Ledger) -> None:

@@ -163,3 +163,23 @@ def test_what_was_done_can_be_asked_for_and_what_was_skipped_was_not_done() -> N
     assert not stand.ledger.done_since(kinds, MODEL, time.time() + 1)
     assert not stand.ledger.done_since({plan.WORKER_KILL}, MODEL, begin)
     assert not lonely.ledger.done_since(kinds, MODEL, begin)
+
+
+def test_what_watches_the_api_server_is_started_again_when_it_is_back_and_its_absence_is_forgiven_until_then() -> None:
+    stand, done = Stand(), list[str]()
+    below = stand.scene.machine
+    below.alone = threading.Lock()
+    below.kill_component = lambda name: len(done.append(f"kill {name}") or done)  # type: ignore[func-returns-value, method-assign]
+    below.start_components = lambda: done.append("start")  # type: ignore[method-assign]
+    below.restart_followers = lambda: done.append("restart")  # type: ignore[method-assign]
+    stand.scene.cluster.text = lambda path: done.append(path) or "ok"  # type: ignore[func-returns-value, method-assign]
+    stand.ledger.excuse(MODEL, 20.0)
+    begin = time.time()
+    assert stand.does(plan.API_SERVER, seconds=0.01)
+    assert done == ["kill kube-apiserver", "start", "/readyz", "restart"]
+    assert not below.alone.locked()
+    assert stand.ledger.excused(MODEL, begin + 35)
+    assert not stand.ledger.sees(time.time())
+    done.clear()
+    assert stand.does(plan.KUBELET, seconds=0.01)
+    assert done == ["kill kubelet", "start"]

@@ -327,6 +327,7 @@ class Server:
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """A slow machine breaks no promise here."""
     monkeypatch.setattr(traffic, "TRY_SECONDS", 30.0)
+    monkeypatch.setattr(traffic, "CONNECT_SECONDS", 30.0)
     monkeypatch.setattr(traffic, "LIFETIME", 60.0)
 
 

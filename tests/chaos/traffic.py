@@ -24,7 +24,9 @@ from chaos.ledger import Ledger
 RATE = 10.0  # requests a second and model; builds, workers and this share two cores
 LIFETIME = 12.0
 TRY_SECONDS = 3.0
-PAUSE_FIRST, PAUSE_MOST = 0.05, 1.0
+# While the API server is away, half of a Service's addresses may be dead for 40 s: 15 tries find a live one.
+CONNECT_SECONDS = 0.6
+PAUSE_FIRST, PAUSE_MOST = 0.05, 0.2
 REST_SECONDS = 4.0  # a connection that rested longer is not used again: servers close theirs, too
 GOES_ON = "there are requests all the time"
 REVISION = "x-trtmodel-revision"
@@ -87,7 +89,7 @@ class Traffic:
             self._ledger.violation(GOES_ON, traceback.format_exc())
 
     async def _run(self) -> None:
-        timeout = aiohttp.ClientTimeout(total=TRY_SECONDS, connect=TRY_SECONDS / 2)
+        timeout = aiohttp.ClientTimeout(total=TRY_SECONDS, sock_connect=CONNECT_SECONDS)
         resting = aiohttp.TCPConnector(limit=0, keepalive_timeout=REST_SECONDS)
         single = aiohttp.TCPConnector(limit=0, force_close=True)
         async with (
@@ -147,6 +149,8 @@ class Traffic:
                 found = json.loads(data)
         except ValueError as e:
             raise Wrong(f"malformed answer: {e}: {data[:300].decode(errors='replace')}") from e
+        except aiohttp.ConnectionTimeoutError:
+            raise Again(f"no connection in {CONNECT_SECONDS:g} s") from None
         except TimeoutError:
             raise Again(f"timeout: no answer in {TRY_SECONDS:g} s") from None
         except (aiohttp.ClientError, OSError) as e:
