@@ -156,24 +156,18 @@ class Shared:
         for _ in range(_TRIES):
             status = os.fstat(file.descriptor)
             age = time.time_ns() - status.st_ctime_ns
-            if age < _AGE_NS:
-                time.sleep(min(_AGE_NS, _AGE_NS - age) / 1e9)
-                continue
-            if not self._may_pin(status):
-                file.ctime = status.st_ctime_ns
-                return
-            size = -(-status.st_size // _PAGE) * _PAGE
+            if age >= _AGE_NS:
+                break
+            time.sleep(min(_AGE_NS, _AGE_NS - age) / 1e9)
+        else:
+            return  # it changes all the time
+        if self._may_pin(status):
             mapped = mmap.mmap(file.descriptor, status.st_size, mmap.MAP_SHARED, mmap.PROT_READ)
             array: Array = np.frombuffer(mapped, np.uint8)
             address = int(array.ctypes.data)
-            if not self._engine.pin(address, size):
-                file.ctime = status.st_ctime_ns
-                return
-            file.array, file.size, file.address = array, status.st_size, address
-            if os.fstat(file.descriptor).st_ctime_ns == status.st_ctime_ns:
-                file.ctime = status.st_ctime_ns
-                return
-            self._unpin(file)
+            if self._engine.pin(address, -(-status.st_size // _PAGE) * _PAGE):
+                file.array, file.size, file.address = array, status.st_size, address
+        file.ctime = status.st_ctime_ns  # of before: a change meanwhile shows
 
     def _may_pin(self, status: os.stat_result) -> bool:
         """Not if there is nothing to gain, or if it would take memory that is not taken yet: pages that nobody has
