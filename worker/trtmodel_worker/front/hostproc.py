@@ -41,6 +41,7 @@ _DESCRIBE_SECONDS = 60.0
 _DEVICE_DUTY = 0.15  # nobody can interrupt what runs on a GPU: requests wait for its end
 _FINISH_SECONDS = 15.0
 _STOPPED = ("T", "t")  # by a signal, by a debugger
+_STAT_BYTES = 4096
 _EXIT_CODE = 49  # in /proc/PID/stat, after the name: set at the beginning of a process's end
 _EXITS = {
     HostExit.CANNOT_LOAD: "it could not load the engine",
@@ -362,11 +363,18 @@ def _state(pid: int) -> str:
 
 
 def _stat(pid: int) -> list[str]:
-    """What the kernel says of a process, after its name; nothing where it does not tell."""
+    """What the kernel says of a process, after its name; nothing where it does not tell. Asked while requests wait, so
+    without what `Path` would do beside."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        file = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return []
+    try:
+        return os.read(file, _STAT_BYTES).decode(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return []
+    finally:
+        os.close(file)
 
 
 def oom_kills() -> int:
