@@ -19,7 +19,7 @@ GRACE_SECONDS = 60.0  # a worker that chaos hit may be missing for so long, afte
 SCALED_SECONDS = 90.0  # until more workers that are asked for are promised
 BLIND_SECONDS = 30.0  # after kubelet or API server came back: until what the API tells of pods is true again
 CATCH_UP_SECONDS = 10.0  # that kubelet and controllers take to do what they missed
-MOST_TOLD = 20  # violations of one kind in the story; the rest is counted
+MOST_TOLD = 100  # violations of one kind in the story; the rest is counted
 
 
 @dataclass(frozen=True)
