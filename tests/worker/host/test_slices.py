@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from host_harness import HostProcess
 from trtmodel_worker.front.reading import Reading
-from trtmodel_worker.slices import FRONT_SECONDS, HOST_SECONDS, ask_for_slices, slice_seconds
+from trtmodel_worker.slices import FRONT_SECONDS, HOST_SECONDS, PREPARING_SECONDS, ask_for_slices, slice_seconds
 from worker_harness import REVISION_1, Bucket, Operator, WorkerProcess, eventually, free_port
 
 
@@ -74,6 +75,22 @@ def test_front_and_lanes_have_short_slices_and_the_gateway_has_not(worker: Worke
     lanes = {int(task.name) for task in Path(f"/proc/{host}/task").iterdir()}
     eventually(lambda: HOST_SECONDS in map(slice_seconds, lanes), "lanes have theirs")
     assert FRONT_SECONDS not in map(slice_seconds, lanes)
+
+
+@pytest.mark.skipif(not GIVEN, reason="this kernel, or this process's policy, knows no slices")
+def test_what_is_prepared_beside_requests_is_interrupted_by_everybody_and_what_serves_is_not(bucket: Bucket) -> None:
+    _, manifest = bucket.publish(REVISION_1, {"load": 0.5, "helper": True})
+    with HostProcess(bucket, manifest, pulsed=True) as host:
+        eventually(
+            lambda: slices(host.process.pid).count(PREPARING_SECONDS) > 1, "it and its helper ask for the longest"
+        )
+        host.ready()
+        assert PREPARING_SECONDS not in slices(host.process.pid)
+
+
+def slices(pid: int) -> list[float]:
+    """Of all threads of a process."""
+    return [slice_seconds(int(task.name)) for task in Path(f"/proc/{pid}/task").iterdir()]
 
 
 def children(pid: int) -> set[int]:

@@ -90,7 +90,7 @@ def test_a_lane_that_was_made_warm_by_the_first_one_runs_two_sizes_only() -> Non
 def test_batch_sizes_beyond_those_that_gain_nothing_are_left_out_but_for_the_profiles_largest() -> None:
     ran, measured = warmed(fixed=0.0, each=0.008, colds=(0.05, 0.05))
     assert set(measured) == {1, 2, 4}
-    assert ran[0][-2:] == [8, 8]
+    assert ran[0][-1] == 8
     assert ran[1] == [1, 2, 4, 8]
 
 
@@ -100,6 +100,12 @@ def test_a_batch_size_that_takes_long_is_measured_once(monkeypatch: pytest.Monke
     timings = warm([lane], manifest((X,), ROWS), (1, 4, 8), Pace())
     assert lane.ran == [((rows, 4),) for rows in (1, 4, 8) for _ in range(2)]
     assert set(timings.by_bucket) == {1, 4, 8}
+
+
+def test_the_longer_a_run_takes_the_fewer_are_measured() -> None:
+    ran, measured = warmed(fixed=0.0, each=0.012, colds=(0.0, 0.0))
+    assert [ran[0].count(rows) for rows in (1, 2, 4, 8)] == [4, 4, 3, 1]
+    assert measured == pytest.approx({1: 0.012, 2: 0.024, 4: 0.048})
 
 
 def test_what_is_measured_runs_at_places_that_stay() -> None:

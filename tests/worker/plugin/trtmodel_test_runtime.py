@@ -16,7 +16,7 @@
 "slow": {"width": n, "seconds": s}   inputs whose second dimension is n take longer
 "drifting": path                     answers are wrong in the processes whose ids are in this file
 "record": path                       the shape of the first input is written there, a line for each run
-"lanes": how many lanes can be made
+"lanes": how many lanes can be made   "helper": it has a thread of its own from its loading on
 "sick": {"path": p, ...}             while that file is there: {"run": do} fails each run so, {"proof": do} those of
                                      warm-up, self-test and probe (inputs of 2 at most), {"load": do} each load
 """
@@ -28,6 +28,7 @@ import os
 import random
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -56,6 +57,8 @@ class TestRuntime:
             behaviour = json.loads(bytes(plan))
         except ValueError as e:
             raise CannotLoad("the plan is not JSON") from e
+        if behaviour.get("helper"):
+            threading.Thread(target=threading.Event().wait, daemon=True).start()
         time.sleep(behaviour.get("load", 0.0))
         if behaviour.get("refuse"):
             raise CannotLoad(behaviour["refuse"])

@@ -30,7 +30,7 @@ from trtmodel_worker.host.sharing import Shared
 from trtmodel_worker.host.warming import Timings, best_step, runner, warm
 from trtmodel_worker.host.wire import FORGET, MAX_TEXT_BYTES, SHARE, HostConfig, Ready, Refused
 from trtmodel_worker.lifetime import end_with_parent
-from trtmodel_worker.slices import HOST_SECONDS, ask_for_slices
+from trtmodel_worker.slices import HOST_SECONDS, PREPARING_SECONDS, ask_for_slices, give_slices_back
 
 log = logging.getLogger(__name__)
 _FINISH_SECONDS = 60.0
@@ -47,6 +47,8 @@ def serve(config: HostConfig) -> NoReturn:
     runtime: its memory is freed anyway, and destroying an engine may block, above all on a device that is poisoned."""
     _die_with(config.parent_pid)
     control = socket.socket(fileno=config.control_fd)
+    if config.pulsed:
+        ask_for_slices(PREPARING_SECONDS)
     try:
         ready, lanes, shared = _prepare_or_refuse(config)
     except _Refusal as e:
@@ -57,6 +59,7 @@ def serve(config: HostConfig) -> NoReturn:
     os.set_blocking(stopped, False)
     signal.set_wakeup_fd(stopped, warn_on_full_buffer=False)
     signal.signal(signal.SIGTERM, lambda *_: None)
+    give_slices_back()  # a runtime's own threads have those of who made them
     ask_for_slices(HOST_SECONDS)
     threads = ThreadPoolExecutor(len(lanes), thread_name_prefix="lane")
     running = [threads.submit(lane.run) for lane in lanes]

@@ -18,7 +18,7 @@ from trtmodel_worker.engines.base import DTYPES, Array, BindingLane, Bound, Lane
 from trtmodel_worker.host.pace import Pace
 
 _MEASURED = 3  # runs of a batch size, after its first
-_LONG_SECONDS = 0.2  # of measured runs of a batch size: then that is enough, since long runs vary less
+_LONG_SECONDS = 0.05  # of measured runs of a batch size: then that is enough, since long runs vary less
 _GAIN = 0.97  # of the time of a row: a batch size that needs more gains nothing
 _WARM = 1.5  # times a warm run, and
 _NOISE_SECONDS = 0.0005  # so much more: then a first run was no slower than another
