@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from trtmodel_worker.host import sharing
-from trtmodel_worker.host.sharing import LEAST_BYTES, Shared
+from trtmodel_worker.host.sharing import LEAST_BYTES, Shared, can_pin
 from worker_harness import eventually
 
 SIZE = 3 * mmap.PAGESIZE + 5 + LEAST_BYTES
@@ -203,6 +203,14 @@ def test_a_file_that_a_run_reads_stays_pinned_until_the_run_has_ended(
     assert device.pinned
     shared.give(taken[0])
     eventually(lambda: not device.pinned, "it is let go of")
+
+
+@pytest.mark.parametrize("unwilling", [False, True])
+def test_whether_a_device_can_at_all_is_tried(unwilling: bool, device: Device) -> None:
+    device.unwilling = unwilling
+    assert can_pin(device) is not unwilling
+    assert device.asked == 1
+    assert not device.pinned
 
 
 def test_contents_are_never_looked_at_so_a_file_that_became_shorter_ends_nobody(shared: Shared, file: Path) -> None:

@@ -38,7 +38,7 @@ from trtmodel_worker.host import reading, strings
 from trtmodel_worker.host.arena import ALIGNMENT, MAX_BYTES_TENSOR, Arena, align
 from trtmodel_worker.host.pace import Pace
 from trtmodel_worker.host.proving import Sample, compare
-from trtmodel_worker.host.sharing import LEAST_BYTES, Shared, SharedFile
+from trtmodel_worker.host.sharing import LEAST_BYTES, Shared, SharedFile, can_pin
 from trtmodel_worker.host.warming import warm_once
 from trtmodel_worker.host.wire import (
     MAX_MESSAGE_BYTES,
@@ -138,7 +138,8 @@ class LaneMaker:
 
     def shared(self) -> Shared | None:
         """For files that the device reads by itself, if it can."""
-        return Shared(self._engine) if isinstance(self._engine, PinningEngine) else None
+        engine = self._engine
+        return Shared(engine) if isinstance(engine, PinningEngine) and can_pin(engine) else None
 
     def replace(self, free: Callable[[], None]) -> Lane:
         """A lane, run once, in place of the one that `free` lets go of. Raises EngineError."""

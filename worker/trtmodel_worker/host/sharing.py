@@ -187,6 +187,21 @@ class Shared:
         file.array = None
 
 
+def can_pin(engine: PinningEngine) -> bool:
+    """Whether it pins memory that is mapped as a client's file is: tried on a page. Raises OSError."""
+    file = os.memfd_create("trtmodel-pin", os.MFD_CLOEXEC)
+    try:
+        os.ftruncate(file, _PAGE)
+        page = np.frombuffer(mmap.mmap(file, _PAGE, mmap.MAP_SHARED, mmap.PROT_READ), np.uint8)
+    finally:
+        os.close(file)
+    address = int(page.ctypes.data)
+    if not engine.pin(address, _PAGE):
+        return False
+    engine.unpin(address)
+    return True
+
+
 def _key(descriptor: int) -> Key:
     status = os.fstat(descriptor)
     return status.st_dev, status.st_ino
