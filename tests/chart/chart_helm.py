@@ -39,10 +39,10 @@ class Helm:
         text = self.ok("template", release, str(CHART), "--namespace", "ops", *flags)
         return [document for document in yaml.safe_load_all(text) if document]
 
-    def refusal(self, *settings: str) -> str:
+    def refusal(self, *settings: str, release: str = "x") -> str:
         """What helm says to these settings; empty if it takes them."""
         flags = [flag for setting in settings for flag in ("--set-json", setting)]
-        done = self.run("template", "x", str(CHART), *flags)
+        done = self.run("template", release, str(CHART), *flags)
         return "" if done.returncode == 0 else done.stderr
 
 

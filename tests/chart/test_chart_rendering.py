@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 import yaml
 from chart_helm import CHART, Helm, Json, one
 from trtmodel_operator.settings import from_environment
+from values_table import values
 
 pytestmark = pytest.mark.e2e  # helm is built with the local cluster
 
@@ -16,6 +18,10 @@ EXPECTED = {
     "Service", "CustomResourceDefinition",
 }  # fmt: skip
 NO_NAMESPACE = ("ClusterRole", "ClusterRoleBinding", "PriorityClass", "CustomResourceDefinition")
+EVERYTHING_OF_ITS_OWN = (
+    "networkPolicy.enabled=true", "podDisruptionBudget.enabled=true", "metrics.dashboard.enabled=true",
+    "metrics.serviceMonitor.enabled=true", "metrics.podMonitor.enabled=true", "metrics.rules.enabled=true",
+)  # fmt: skip
 WRITE = {"create", "update", "patch", "delete", "deletecollection", "*"}
 
 
@@ -246,6 +252,8 @@ def test_scheduling_settings_arrive(helm: Helm) -> None:
         ('logLevel="verbose"', "logLevel"),
         ('image.repository=""', "repository"),
         ('image.digest="sha256:1"', "digest"),
+        ('image.repository="registry.example.com:5000/operator:1.0"', "repository"),
+        ('image.repository="operator@sha256:ab"', "repository"),
         ('image.pullPolicy="Sometimes"', "pullPolicy"),
         ('worker.image="a b"', "image"),
         ('watchNamespaces="ml"', "watchNamespaces"),
@@ -254,10 +262,69 @@ def test_scheduling_settings_arrive(helm: Helm) -> None:
         ("ports.probes=80", "probes"),
         ('resources={"requests":{"cpu":"1","memory":"1Gi"},"limits":null}', "limits"),
         ('resources.limits={"cpu":"1","memory":null}', "memory"),
+        ('resources.limits={"cpu":"1","memory":"1 GB"}', "memory"),
+        ('resources.requests={"cpu":-1,"memory":"1Gi"}', "cpu"),
         ('keySecret="A_b"', "keySecret"),
+        ('podLabels={"a b":"c"}', "podLabels"),
+        ('commonLabels={"team":"machine learning"}', "commonLabels"),
+        ('podLabels={"number":1}', "podLabels"),
+        ('nodeSelector={"pool":true}', "nodeSelector"),
+        ('podAnnotations={"/x":"y"}', "podAnnotations"),
+        ('priorityClassName="A b"', "priorityClassName"),
+        ('fullnameOverride="1st"', "fullnameOverride"),
+        (f'fullnameOverride="{"a" * 49}"', "fullnameOverride"),
         ("builds.concurrent=-1", "concurrent"),
         ("keyMaxAgeDays=0.5", "keyMaxAgeDays"),
     ],
 )
 def test_values_that_mean_nothing_are_refused(helm: Helm, setting: str, says: str) -> None:
     assert says in helm.refusal(setting)
+
+
+def test_a_value_of_another_kind_is_refused_whatever_it_is(helm: Helm) -> None:
+    """A list for what is none, and a number for what is a list or a map: all at once, since helm names them all."""
+    wrong = {v.path: "3" if isinstance(json.loads(v.default), (list, dict)) else "[]" for v in values() if v.default}
+    said = helm.refusal(*(f"{path}={value}" for path, value in wrong.items()))
+    assert [path for path in wrong if f"'/{path.replace('.', '/')}'" not in said] == []
+
+
+def test_a_value_that_is_taken_away_is_missed_by_its_name(helm: Helm) -> None:
+    needed = [v.path for v in values() if v.default and not isinstance(json.loads(v.default), (list, dict))]
+    said = helm.refusal(*(f"{path}=null" for path in needed))
+    assert [path for path in needed if f"'{path.rpartition('.')[2]}'" not in said] == []
+    sections = list(dict.fromkeys(path.partition(".")[0] for path in needed if "." in path))
+    said = helm.refusal(*(f"{section}=null" for section in sections))
+    assert [section for section in sections if f"'{section}'" not in said] == []
+
+
+def test_a_list_or_map_that_is_taken_away_is_an_empty_one(helm: Helm) -> None:
+    free = {v.path: v.default for v in values() if v.default in ("[]", "{}")}
+    assert len(free) > 15
+    without = helm.template(*EVERYTHING_OF_ITS_OWN, *(f"{path}=null" for path in free))
+    assert without == helm.template(*EVERYTHING_OF_ITS_OWN, *(f"{path}={empty}" for path, empty in free.items()))
+    bare = one(helm.template("metrics.dashboard.enabled=true", "metrics.dashboard.labels=null"), "ConfigMap")
+    assert "grafana_dashboard" not in bare["metadata"]["labels"]
+
+
+def test_the_name_of_a_release_that_no_service_may_have_is_mended_or_refused(helm: Helm) -> None:
+    assert (
+        one(helm.template(release="my.models"), "Service")["metadata"]["name"] == "my-models-trtmodel-operator-metrics"
+    )
+    said = helm.refusal(release="2nd")
+    assert "set fullnameOverride to a name that begins with a letter" in said
+    assert helm.refusal('fullnameOverride="second"', release="2nd") == ""
+    longest = "a" * 53  # which helm takes
+    for o in helm.template(*EVERYTHING_OF_ITS_OWN, release=longest):
+        assert len(o["metadata"]["name"]) <= 63, o["kind"]
+
+
+def test_two_ports_that_are_one_are_refused(helm: Helm) -> None:
+    assert "ports.probes and ports.metrics are both 9090: give them two ports" in helm.refusal("ports.probes=9090")
+
+
+def test_what_selects_the_operators_pods_does_not_change_with_any_value(helm: Helm) -> None:
+    """A Deployment's selector cannot be changed: an upgrade would be refused."""
+    labels = '{"app.kubernetes.io/name":"mine","app.kubernetes.io/instance":"mine"}'
+    changed = helm.template(f"commonLabels={labels}", f"podLabels={labels}", 'fullnameOverride="other"', "replicas=3")
+    selectors = [one(found, "Deployment")["spec"]["selector"] for found in (changed, helm.template())]
+    assert selectors[0] == selectors[1]

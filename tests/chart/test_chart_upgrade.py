@@ -30,6 +30,11 @@ MODEL: Json = {
 }
 
 
+@pytest.fixture(scope="module")
+def helm(cluster_helm: Helm) -> Helm:
+    return cluster_helm
+
+
 @pytest.fixture
 def former(tmp_path: Path) -> Path:
     """A chart like this one, whose definition lacks a field."""

@@ -97,3 +97,7 @@ def test_the_bill_of_materials_of_an_image_lists_what_it_installs(image: str) ->
         listed.setdefault(component["name"], set()).add(component["version"])
     assert (bill["bomFormat"], bill["metadata"]["component"]["name"]) == ("CycloneDX", f"trtmodel-{image}")
     assert listed == pinned(image), "run make lock"
+
+
+def test_ci_asks_what_is_known_against_the_packages() -> None:
+    assert "make audit" in (ROOT / ".ci" / "run").read_text().splitlines()

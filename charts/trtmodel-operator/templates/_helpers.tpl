@@ -1,11 +1,61 @@
-{{/* At most 48 characters: names with a suffix are made of it. */}}
+{{/* At most 48 characters: names with a suffix are made of it. A Service's name has no dots and begins with a letter. */}}
 {{- define "operator.name" -}}
-{{- if .Values.fullnameOverride -}}
-{{ .Values.fullnameOverride }}
-{{- else if contains .Chart.Name .Release.Name -}}
-{{ .Release.Name | trunc 48 | trimSuffix "-" }}
+{{- $name := .Values.fullnameOverride -}}
+{{- if not $name -}}
+{{- $long := contains .Chart.Name .Release.Name | ternary .Release.Name (printf "%s-%s" .Release.Name .Chart.Name) -}}
+{{- $name = $long | replace "." "-" | trunc 48 | trimSuffix "-" -}}
+{{- end -}}
+{{- if not (regexMatch "^[a-z]" $name) -}}
+{{- fail (printf "no Service may be called %s-metrics: set fullnameOverride to a name that begins with a letter" $name) -}}
+{{- end -}}
+{{ $name }}
+{{- end -}}
+
+{{/* What no schema can refuse, with the way out. Where `lookup` sees no cluster (helm template) it finds nothing. */}}
+{{- define "operator.checks" -}}
+{{- if eq (int .Values.ports.probes) (int .Values.ports.metrics) -}}
+{{- fail (printf "ports.probes and ports.metrics are both %v: give them two ports" .Values.ports.probes) -}}
+{{- end -}}
+{{- $name := include "operator.name" . -}}
+{{- if .Release.IsUpgrade -}}
+{{- range (lookup "apps/v1" "Deployment" .Release.Namespace "").items -}}
+{{- $labels := .metadata.labels | default dict -}}
+{{- $mine := and (eq (get $labels "app.kubernetes.io/instance") $.Release.Name) (eq (get $labels "app.kubernetes.io/name") $.Chart.Name) -}}
+{{- if and $mine (ne .metadata.name $name) (not (and $.Values.keySecret $.Values.leaseName)) -}}
+{{- fail (printf "the operator of this release is called %s, now it would be %s, with another key pair and Lease: take fullnameOverride back, or keep both by keySecret=<the Secret's name, such as %s-signing> and leaseName=<the Lease's, such as %s>" .metadata.name $name .metadata.name .metadata.name) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- if and .Values.rbac.create .Values.replicas -}}
+{{- if .Values.watchNamespaces -}}
+{{- range .Values.watchNamespaces -}}
+{{- include "operator.alone" (list $ (lookup "rbac.authorization.k8s.io/v1" "RoleBinding" . "")) -}}
+{{- end -}}
 {{- else -}}
-{{ printf "%s-%s" .Release.Name .Chart.Name | trunc 48 | trimSuffix "-" }}
+{{- include "operator.alone" (list . (lookup "rbac.authorization.k8s.io/v1" "RoleBinding" "" "")) -}}
+{{- end -}}
+{{- /* Who makes ClusterRoles may look at their bindings; who has rights in some namespaces alone may not. */}}
+{{- if or .Values.rbac.aggregate (not .Values.watchNamespaces) -}}
+{{- include "operator.alone" (list . (lookup "rbac.authorization.k8s.io/v1" "ClusterRoleBinding" "" "")) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Refuses where one of these bindings gives an operator of another release what this one would look after: two would
+take turns in writing the same objects, each with its own key. (list . bindings) */}}
+{{- define "operator.alone" -}}
+{{- $root := index . 0 -}}
+{{- range (index . 1).items -}}
+{{- $labels := .metadata.labels | default dict -}}
+{{- $account := first (.subjects | default (list dict)) -}}
+{{- $release := get $labels "app.kubernetes.io/instance" -}}
+{{- $same := and (eq $release $root.Release.Name) (eq (get $account "namespace") $root.Release.Namespace) -}}
+{{- $operates := and (eq (get $labels "app.kubernetes.io/name") $root.Chart.Name) (not (hasSuffix "-own" .metadata.name)) -}}
+{{- if and $operates (not $same) -}}
+{{- $what := "of all namespaces" -}}
+{{- with .metadata.namespace }}{{ $what = printf "of the namespace %s" . }}{{ end -}}
+{{- fail (printf "the release %s in the namespace %s looks after TRTModels %s already, and two operators would undo each other's work: uninstall it first (models stay and serve on), or give both releases namespaces of their own by watchNamespaces" $release (get $account "namespace") $what) -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 
@@ -49,13 +99,13 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 
 {{/* Labels of an object: ours, and those of the values that do not replace ours. */}}
 {{- define "operator.labels" -}}
-{{ toYaml (merge (include "operator.own" . | fromYaml) .Values.commonLabels) }}
+{{ toYaml (merge (include "operator.own" . | fromYaml) (.Values.commonLabels | default dict)) }}
 {{- end -}}
 
 {{/* The same with labels for this object: (list . labels). */}}
 {{- define "operator.labelsWith" -}}
 {{- $root := first . -}}
-{{ toYaml (merge (include "operator.own" $root | fromYaml) (last .) $root.Values.commonLabels) }}
+{{ toYaml (merge (include "operator.own" $root | fromYaml) (last . | default dict) ($root.Values.commonLabels | default dict)) }}
 {{- end -}}
 
 {{/* Who may read metrics. */}}

@@ -67,7 +67,8 @@ class KubernetesCluster:
         nothing and say nothing."""
         found = await self._api.get(f"/apis/{API_VERSION}")
         if not any(r.get("name") == PLURAL for r in (found or {}).get("resources") or ()):
-            cause = "the CRD of TRTModels is not installed: apply it first"
+            way_out = "helm upgrade with crds.install=true, or kubectl apply --server-side -f crds/trtmodel.yaml"
+            cause = f"the CRD of TRTModels is not installed: {way_out}"
             raise ClusterError("GET", f"/apis/{API_VERSION}", cause, 404)
 
     async def get_model(self, key: Key) -> Json | None:

@@ -28,6 +28,7 @@ from decide_scene import (
     promoted,
     resolve_result,
     serving,
+    silent,
     with_engine,
     with_worker,
 )
@@ -291,3 +292,20 @@ def test_F17_only_an_explicit_success_for_this_revision_passes(result: JobResult
         assert all(b.revision != B for b in decision.memory.built)
         seen = obey(seen, decision)
     assert decision.situation.stage is Stage.STALLED
+
+
+def test_G03_G09_a_canary_that_nobody_hears_passes_nothing_and_is_named() -> None:
+    """Its counters are missing, which is neither zero errors nor a failure."""
+    seen = canary(serving(A))
+    (member,) = members(seen)
+    pod = next(w.pod for w in seen.workers if w.uid == member)
+    for _ in range(20):
+        seen = later(silent(busy(seen), member), 5)
+        decision = decide(seen)
+        assert decision.rule not in ("advance", "promote")
+        assert decision.memory.candidate is not None
+        assert pod in decision.situation.message
+        seen = obey(seen, decision, seconds=0)
+    _, decision = passes(silent(seen, member), 60)
+    assert decision.memory.stable is not None
+    assert decision.memory.stable.revision == A

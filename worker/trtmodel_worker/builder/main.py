@@ -11,6 +11,7 @@ import signal
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from trtmodel_worker.builder.sources import Place
 from trtmodel_worker.engines.building import Rejected
 from trtmodel_worker.storage import ArtifactStore, StorageError
 from trtmodel_worker.storage.errors import no_space
+from trtmodel_worker.storage.uris import without_queries
 
 TERMINATION_LOG_ENV = "TRTMODEL_TERMINATION_LOG"
 CACHE_DIR_ENV = "TRTMODEL_CACHE_DIR"
@@ -57,14 +59,28 @@ def main(kind: str) -> int:
     # The first process of a container ignores the signals that it does not handle: a Job that nobody wants any more
     # would hold its GPU until the pod's grace is over.
     signal.signal(signal.SIGTERM, _stop)
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format=f"%(asctime)s %(levelname)s {kind} %(message)s")
+    _log_discreetly(kind)
     progress.board.enter("fetch" if kind == "build" else kind)
     with progress.served():
         result, code = _run(kind)
+    result = replace(result, message=without_queries(result.message))
     log.info("%s: %s (exit %d)", result.reason.value, result.message, code)
     path = Path(os.environ.get(TERMINATION_LOG_ENV, DEFAULT_TERMINATION_LOG))
     path.write_bytes(result.to_termination_message())
     return code
+
+
+class _Discreet(logging.Formatter):
+    """Tracebacks included."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return without_queries(super().format(record))
+
+
+def _log_discreetly(kind: str) -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Discreet(f"%(asctime)s %(levelname)s {kind} %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
 
 
 def _stop(number: int, _frame: Any) -> None:

@@ -19,6 +19,8 @@ from typing import Any
 from trtmodel_contract.codec import dumps
 from trtmodel_contract.progress import MESSAGE_LENGTH, PROGRESS_PATH, PROGRESS_PORT, STAGE_LENGTH, JobProgress
 
+from trtmodel_worker.storage.uris import without_queries
+
 CLIENT_SECONDS = 5.0  # for one request: a client that sends nothing, or a byte at a time, holds a thread no longer
 MOST_CLIENTS = 32  # at once; each takes a thread and a descriptor from the Job
 # The stages of a build in their order, with the percentage that is behind when one begins.
@@ -43,6 +45,7 @@ class Board:
 
     def say(self, message: str) -> None:
         """A line for the log and for status."""
+        message = without_queries(message)
         log.info("%s", message)
         with self._lock:
             shown = self._shown

@@ -6,11 +6,20 @@ as they do for the aws command line. The local copy is named by its content, so 
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from trtmodel_contract.jobs import Reason
 
 from trtmodel_worker.storage.errors import StorageError
+
+_QUERY = re.compile(r"(https?://[^\s?#'\"]+)\?[^\s'\"]*[^\s'\":,;.)]", re.IGNORECASE)
+
+
+def without_queries(text: str) -> str:
+    """`text` for a log or a status: what follows the "?" of an address may be a signature or a token that lets its
+    reader in, as that of a presigned URL."""
+    return _QUERY.sub(r"\1?...", text)
 
 
 @dataclass(frozen=True)
