@@ -28,6 +28,7 @@ from seed import SECRET, TEMPLATE, Etcd, Template  # noqa: E402
 Json = dict[str, Any]
 
 PER_NAMESPACE = 250
+JOB_SECONDS = "1"  # no pod of a real one ends sooner
 MODELS = "/apis/trtmodel.io/v1alpha1/trtmodels"  # of all namespaces
 TICKS = os.sysconf("SC_CLK_TCK")
 AT_ONCE = 64
@@ -159,7 +160,7 @@ class Stand:
 
     def _start_hollow(self, stack: contextlib.ExitStack) -> None:
         environment = os.environ | {"PYTHONPATH": f"{ROOT / 'tests'}:{os.environ.get('PYTHONPATH', '')}"}
-        command = [sys.executable, "-m", "hollow", str(self.plane.kubeconfig("hollow"))]
+        command = [sys.executable, "-m", "hollow", str(self.plane.kubeconfig("hollow")), "--job-seconds", JOB_SECONDS]
         with (self.folder / "hollow.log").open("w") as log:
             self.hollow = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
         stack.callback(self.hollow.wait)

@@ -12,6 +12,7 @@ import gc
 import logging
 import os
 import random
+import resource
 import signal
 import sys
 import time
@@ -56,6 +57,7 @@ EXIT_MISCONFIGURED = 2
 HOUR = 3600
 WAIT_FIRST, WAIT_MOST = 1.0, 8.0  # seconds until an API server that does not answer is asked again at the start
 TOO_BUSY, SERVER_FAILED = 429, 500
+DESCRIPTORS = 65536  # 2,048 workers may be followed, each by a connection: more than the usual soft limit of 1,024
 
 T = TypeVar("T")
 
@@ -203,6 +205,7 @@ async def run(settings: Settings) -> None:
             keys=rotation,
             inquiries=inquiries,
             job_policy=job_policy,
+            turns=queue,
             installation=installation,
         )
         controller = Controller(
@@ -275,6 +278,14 @@ def _no_leader_without_lease(holding: asyncio.Task[None]) -> None:
         os._exit(EXIT_FAILED)
 
 
+def allow_descriptors() -> None:
+    """As many as it may need, as far as it may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(DESCRIPTORS, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
 def main() -> None:
     """Console entry. Exit codes: 0 after a signal, 1 when it could not begin or a watch ended, 2 for bad settings."""
     try:
@@ -284,6 +295,7 @@ def main() -> None:
         sys.exit(EXIT_MISCONFIGURED)
     logs.set_up(settings.log_level)
     log.info("starting: %s, worker image %s", API_VERSION, settings.worker_image)
+    allow_descriptors()
     try:
         # What is loaded stays, and what a pass makes goes with it: to look for cycles at every 700 objects is in vain.
         gc.freeze()

@@ -159,6 +159,19 @@ class Metrics(Protocol):
         ...
 
 
+class Turns(Protocol):
+    """Who goes first where many changes come at once."""
+
+    def acted(self, key: Key) -> None:
+        """The pass over this TRTModel has done what there is to do at once; what is left is to tell of it."""
+        ...
+
+    async def calm(self, most: float) -> None:
+        """Returns when no change that people made waits for the first act of its pass, at the latest after so many
+        seconds."""
+        ...
+
+
 class Clock(Protocol):
     def now(self) -> float:
         """Seconds since the epoch."""

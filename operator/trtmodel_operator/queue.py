@@ -5,12 +5,13 @@ worked on, it is queued again when the work is done. So no event is lost and no 
 
 There are three lanes: what people asked for, what changed, and what is only looked at again. The first goes before the
 second, and that before the third; but of five turns each of the others gets one, so that no storm in one of them stops
-another.
+another. A pass that has acted may wait until the first passes of all that people asked for have acted, too (`calm`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import time
 from collections import deque
@@ -46,6 +47,9 @@ class WorkQueue:
         self._lane_of: dict[Key, int] = {}  # no key is in two
         self._turn = 0
         self._running: set[Key] = set()
+        self._to_act: set[Key] = set()  # of those, what people asked for and nothing was done about yet
+        self._calm = asyncio.Event()
+        self._calm.set()
         self._again: dict[Key, int] = {}  # added while running -> lane
         self._timers: dict[Key, tuple[float, Timer]] = {}
         self._failures: dict[Key, int] = {}
@@ -65,6 +69,7 @@ class WorkQueue:
         if held is not None:
             del self._lanes[held][key]
         self._lanes[lane][key], self._lane_of[key] = self._now(), lane
+        self._settle()
         self._wake()
 
     def add_after(self, key: Key, seconds: float) -> None:
@@ -101,6 +106,8 @@ class WorkQueue:
         key = next(iter(lane))
         del lane[key], self._lane_of[key]
         self._running.add(key)
+        if lane is self._lanes[ASKED]:
+            self._to_act.add(key)
         if held := self._timers.pop(key, None):
             held[1].cancel()
         self._wake()  # who was woken for what is left may have found this one
@@ -131,8 +138,27 @@ class WorkQueue:
                 self._wake()  # another one in its place
             raise
 
+    def acted(self, key: Key) -> None:
+        """The pass has done what there is to do at once; what is left is to tell of it."""
+        self._to_act.discard(key)
+        self._settle()
+
+    async def calm(self, most: float) -> None:
+        """Returns when nothing that people asked for waits for the first act of its pass, at the latest after so many
+        seconds."""
+        if not self._calm.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._calm.wait(), most)
+
+    def _settle(self) -> None:
+        if self._to_act or self._lanes[ASKED]:
+            self._calm.clear()
+        else:
+            self._calm.set()
+
     def done(self, key: Key) -> None:
         self._running.discard(key)
+        self.acted(key)
         if (lane := self._again.pop(key, None)) is not None:
             self.add(key, lane)
 

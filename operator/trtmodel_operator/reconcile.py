@@ -48,12 +48,16 @@ from trtmodel_operator.ports import (
     Metrics,
     Progress,
     Signer,
+    Turns,
     WorkerError,
     Workers,
 )
 
 ATTEMPTS = 3  # at once, when somebody else writes the object between our read and our write
 UNANSWERED = 5.0  # seconds after which a worker that could not be told is told again
+# Seconds that what is told in status waits at most while changes of other models wait for the first thing that is done
+# about them: with hundred of them at once, every second write would be such a tale.
+TELL_LATER = 1.0
 PROGRESS = 4.0  # seconds between two looks at a Job that says how far it is
 MOVING = (Stage.DEPLOYING, Stage.PREPARING, Stage.CANARY, Stage.PROMOTING)  # what workers say decides what comes next
 REFUSALS = (400, 403, 404, 405, 413, 415, 422)  # the API server's answer to what will be wrong the next time too
@@ -78,6 +82,7 @@ class Reconciler:
     keys: KeyWatch | None = None
     inquiries: Inquiries | None = None
     job_policy: manifests.JobPolicy = NO_POLICY
+    turns: Turns | None = None
     installation: str = ""  # names this operator in buckets: see Observed.cluster
 
     async def reconcile(self, key: Key) -> float | None:
@@ -134,6 +139,9 @@ class Reconciler:
             if e.status in REFUSALS:
                 await self._report(key, raw, observed, _refused(decision, e))
             raise
+        if self.turns is not None:
+            self.turns.acted(key)
+            await self.turns.calm(TELL_LATER)
         await self._report(key, raw, observed, decision)
         if Guard(on=False) in decision.actions:  # last: there may be no object to report on afterwards
             await self.cluster.guard(key, observed.model.uid, on=False)

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import resource
+
 import pytest
+from trtmodel_operator.main import DESCRIPTORS, allow_descriptors
 from trtmodel_operator.settings import Settings, SettingsError, from_environment
 
 LEAST = {"TRTMODEL_WORKER_IMAGE": "worker:1", "TRTMODEL_NAMESPACE": "ops"}
@@ -114,3 +117,16 @@ def test_variables_that_kubernetes_makes_of_services_are_no_settings() -> None:
         "TRTMODEL_OPERATOR_PORT_9090_TCP_ADDR": "10.0.0.1",
     }
     assert from_environment(LEAST | links) == from_environment(LEAST)
+
+
+def test_the_process_takes_the_descriptors_that_it_may_have() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = min(hard, DESCRIPTORS) if hard != resource.RLIM_INFINITY else DESCRIPTORS
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most - 1, hard))
+        allow_descriptors()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (most, hard)
+        allow_descriptors()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (most, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
