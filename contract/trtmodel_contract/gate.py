@@ -206,8 +206,13 @@ class GateVerdict:
 
 
 def judge(figures: GateFigures, limits: Thresholds) -> GateVerdict:
-    """The verdict: the worst of all checks; its sentence is that of the first check that gave it."""
-    checks = tuple(_checks(figures, limits))
+    """The verdict: the worst of all checks; its sentence is that of the first check that gave it. Figures that cannot
+    be true (a document that another hand wrote) prove nothing, and raise nothing either."""
+    try:
+        checks = tuple(_checks(figures, limits))
+    except (ValueError, ArithmeticError) as e:
+        why = f"the figures cannot be true ({str(e)[:200]}): run the gate again with the command retry"
+        checks = (Check("figures", Verdict.INCONCLUSIVE, why),)
     for verdict in (Verdict.FAIL, Verdict.INCONCLUSIVE):
         for check in checks:
             if check.verdict is verdict:

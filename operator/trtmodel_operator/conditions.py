@@ -66,7 +66,7 @@ def status(seen: Observed, decision: Decision, previous: Mapping[str, object]) -
         "summary": cut(_summary(seen, decision), SUMMARY_LENGTH),
         "conditions": [_written(c, seen, previous) for c in conditions],
         "targets": [targets.target_status(seen, decision, t) for t in seen.spec.targets] if seen.spec else [],
-        "history": [targets.history_status(entry) for entry in decision.memory.history],
+        "history": [targets.history_status(entry) for entry in decision.memory.history[: targets.HISTORY]],
         "replicas": targets.replicas(seen),
         "selector": manifests.worker_selector(seen.model),
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 from trtmodel_contract.gate import WORST_FIRST, GateFigures, Verdict, judge
@@ -24,10 +25,21 @@ from trtmodel_operator.text import cut
 
 Status = dict[str, object]
 
+# What the definition allows. A status that breaks one of them is refused as a whole: nothing would be told any more.
 MESSAGE_LENGTH = 1024
 CHECK_LENGTH = 512
+WORD_LENGTH = 32
+NAME_LENGTH = 64
+DIGEST_LENGTH = 71
+DIGESTS = 16
+LOAD_KEY_LENGTH = 256
+JOB_LENGTH = 63
 FIGURES = 32
+SAMPLES = 1_000_000_000
 ENGINES = 8
+HISTORY = 20
+_VERDICTS = {verdict.value for verdict in Verdict}
+_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
 
 
 def target_status(seen: Observed, decision: Decision, target: Target) -> Status:
@@ -35,7 +47,11 @@ def target_status(seen: Observed, decision: Decision, target: Target) -> Status:
     known = engines(decision, target)
     if known:
         found["engines"] = [
-            {"loadKey": a.load_key, "digest": a.manifest_digest, **({"driver": a.driver} if a.driver else {})}
+            {
+                "loadKey": cut(a.load_key, LOAD_KEY_LENGTH),
+                "digest": cut(a.manifest_digest, DIGEST_LENGTH),
+                **({"driver": cut(a.driver, NAME_LENGTH)} if a.driver else {}),
+            }
             for a in known[:ENGINES]
         ]
     job = _job(seen, decision, target)
@@ -47,7 +63,7 @@ def target_status(seen: Observed, decision: Decision, target: Target) -> Status:
         found["gate"] = {
             "verdict": outcome.value,
             "message": cut(sentence, MESSAGE_LENGTH),
-            "samples": figures.samples,
+            "samples": max(0, min(figures.samples, SAMPLES)),
             "figures": _figures(figures),
         }
     return found
@@ -70,32 +86,38 @@ def _job(seen: Observed, decision: Decision, target: Target) -> Status:
     mine = decision.builds.get(target.name, ())
     running = [j for j in seen.jobs if j.state is JobState.RUNNING and (j.name in mine or j.kind is JobKind.RESOLVE)]
     if running:
-        return _running(max(running, key=lambda j: (j.started_at or 0.0, j.name)))
+        tries = seen.spec.build.retries + 1 if seen.spec else 1
+        return _running(max(running, key=lambda j: (j.started_at or 0.0, j.name)), tries)
     failure = decision.memory.failure
     if failure is None or any(failure.job in names for name, names in decision.builds.items() if name != target.name):
         return {}
-    return {"name": failure.job, "stage": failure.reason, "message": cut(failure.message, MESSAGE_LENGTH)}
+    return {
+        "name": cut(failure.job, JOB_LENGTH),
+        "stage": cut(failure.reason, WORD_LENGTH),
+        "message": cut(failure.message, MESSAGE_LENGTH),
+    }
 
 
-def _running(job: ObservedJob) -> Status:
+def _running(job: ObservedJob, tries: int) -> Status:
     """What it says of itself; what stands in its way goes before that."""
-    found: Status = {"name": job.name, "stage": "Queued" if job.suspended else job.kind.value}
+    found: Status = {"name": cut(job.name, JOB_LENGTH), "stage": "Queued" if job.suspended else job.kind.value}
     words = (job.message or job.trouble) if job.trouble else ""
     if job.progress is not None:
         found["stage"] = job.progress.stage
         words = words or job.progress.message
         if job.progress.percent is not None:
             found["progress"] = job.progress.percent
+    words = "; ".join(filter(None, (f"try {job.failures + 1} of {tries}" if job.failures else "", words)))
     return {**found, **({"message": cut(words, MESSAGE_LENGTH)} if words else {})}
 
 
 def analysis_status(decision: Decision) -> Status:
     """What the last look said of the candidate; nothing while none is on trial."""
     candidate, step = decision.memory.candidate, decision.memory.step
-    if candidate is None or step is None or not step.verdict:
+    if candidate is None or step is None or step.verdict not in _VERDICTS:
         return {}
     found: Status = {
-        "revision": candidate.revision,
+        "revision": cut(candidate.revision, NAME_LENGTH),
         "verdict": step.verdict,
         "message": cut(step.sentence, MESSAGE_LENGTH),
     }
@@ -108,18 +130,20 @@ def analysis_status(decision: Decision) -> Status:
                 "message": cut(c.sentence, CHECK_LENGTH),
             }
             for c in step.checks
+            if c.verdict in _VERDICTS
         ]
     return found
 
 
 def history_status(entry: HistoryEntry) -> Status:
+    at = {"endedAt": entry.at} if _TIME.fullmatch(entry.at) else {}
     return {
-        "revision": entry.revision,
-        "outcome": entry.outcome,
+        "revision": cut(entry.revision, NAME_LENGTH),
+        "outcome": cut(entry.outcome, WORD_LENGTH),
         "reason": cut(entry.message or entry.reason, MESSAGE_LENGTH),
-        **({"digests": list(entry.digests[:16])} if entry.digests else {}),
-        "endedAt": entry.at,
-        **({"promotedAt": entry.at} if entry.outcome == reasons.PROMOTED else {}),
+        **({"digests": [cut(d, DIGEST_LENGTH) for d in entry.digests[:DIGESTS]]} if entry.digests else {}),
+        **at,
+        **({"promotedAt": entry.at} if at and entry.outcome == reasons.PROMOTED else {}),
     }
 
 

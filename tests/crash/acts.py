@@ -37,6 +37,7 @@ SOURCES = {
     "s3://m/unloadable": Source("unloadable", loads=False),
     "s3://m/deadly": Source("deadly", dies=True),
     "s3://m/wrong": Source("wrong", differs=100),
+    "s3://m/scarce": Source("scarce", differs=2),
     "s3://m/unbuildable": Source("unbuildable", build_fails=Reason.OPERATOR_UNSUPPORTED),
     "s3://m/broken": Source("broken", build_fails=Reason.BUILD_FAILED),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import memory_scenarios
+import odd_scenarios
 import platform_scenarios
 from world import World
 
@@ -107,7 +108,7 @@ ENDS: dict[str, str] = {
     "fleet of one, more steps than a worker keeps windows": "b Serving: Promoted, Promoted",
     "fleet of one, worker lost": "a ProgressDeadlineExceeded: RolledBack, Promoted",
 } | platform_scenarios.ENDS
-ENDS |= memory_scenarios.ENDS
+ENDS |= memory_scenarios.ENDS | odd_scenarios.ENDS
 
 
 def told(world: World) -> str:

@@ -44,6 +44,7 @@ from acts import (
 )
 from machines import KEY, WINDOWS_KEPT
 from memory_scenarios import MEMORY
+from odd_scenarios import ODD
 from platform_scenarios import DISTURBED, PLATFORMS
 from ports import Hooks, Ports
 from trtmodel_operator.ports import ClusterError, Conflict
@@ -334,7 +335,7 @@ OTHER_SPECS: dict[str, tuple[dict[str, Any], Script]] = {
     # Its figures went with it: nothing is left to compare the candidate with, and what is not proved is not promoted.
     "fleet of one, worker lost": (_ALONE, ((_UP, applies(B)), (in_step(0), kills(True)))),
 }
-OTHER_SPECS |= PLATFORMS | MEMORY
+OTHER_SPECS |= PLATFORMS | MEMORY | ODD
 ALL = [*SCENARIOS, *OTHER_SPECS]
 SOME = [name for name in ALL if name not in PLATFORMS or name in DISTURBED]
 

@@ -15,6 +15,7 @@ watch that says nothing is opened again, and that it could be opened is a sign o
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import random
 import time
@@ -230,10 +231,17 @@ def _pod_spec(spec: Json) -> Json:
             "name": c.get("name"),
             "image": c.get("image"),
             "env": [e for e in c.get("env") or () if e.get("name") == ENV_MODEL_UID],
+            **_memory_limit(str(((c.get("resources") or {}).get("limits") or {}).get("memory") or "")),
         }
         for c in spec.get("containers") or ()
     ]
     return {"nodeName": spec.get("nodeName"), "containers": containers}
+
+
+@functools.lru_cache(maxsize=256)
+def _memory_limit(text: str) -> Json:
+    """One object for all containers of one limit: there are tens of thousands."""
+    return {"resources": {"limits": {"memory": text}}} if text else {}
 
 
 def has_ended(job: Json) -> bool:

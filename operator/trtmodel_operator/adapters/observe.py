@@ -9,7 +9,7 @@ import asyncio
 import dataclasses
 import datetime
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from trtmodel_contract.codec import DocumentError, decode, loads
 from trtmodel_contract.control import KEYS_FILE, POINTER_FILE, POINTER_SIGNATURE_FILE
@@ -21,8 +21,10 @@ from trtmodel_contract.signing import KeySet
 from trtmodel_operator import manifests
 from trtmodel_operator import spec as specs
 from trtmodel_operator.adapters.cluster import FINALIZER, owner_uid, owner_uids
+from trtmodel_operator.adapters.troubles import container_states, death_of, shortened, trouble_of
 from trtmodel_operator.fields import SpecError
 from trtmodel_operator.model import (
+    SEQUENCE_MOST,
     Answer,
     JobKind,
     JobState,
@@ -37,21 +39,6 @@ from trtmodel_operator.model import (
 from trtmodel_operator.ports import Json, Progress, Signer, WorkerError, Workers
 
 ANNOTATION_COMMAND = "trtmodel.io/command"
-MESSAGE_BYTES = 1024  # of what the cluster says about a pod
-
-# Why a container does not run. ContainerCreating and PodInitializing are ordinary and not in it.
-_WAITING_TROUBLE = (
-    "ImagePullBackOff",
-    "ErrImagePull",
-    "ErrImageNeverPull",
-    "InvalidImageName",
-    "ImageInspectError",
-    "RegistryUnavailable",
-    "CreateContainerConfigError",
-    "CreateContainerError",
-    "RunContainerError",
-    "CrashLoopBackOff",
-)
 
 log = logging.getLogger(__name__)
 
@@ -115,10 +102,22 @@ def memory_of(raw: Json) -> Memory:
     if stored is None:
         return Memory()
     try:
-        return decode(Memory, stored, "status.rollout")
+        memory = decode(Memory, stored, "status.rollout")
+        _require_sound(memory)
     except DocumentError as e:
         log.error("%s/%s: the memory cannot be read: %s", raw["metadata"]["namespace"], raw["metadata"]["name"], e)
         return Memory()
+    return memory
+
+
+def _require_sound(memory: Memory) -> None:
+    """Raises DocumentError for numbers that no pass ever wrote."""
+    if not 0 <= memory.sequence <= SEQUENCE_MOST:
+        raise DocumentError(f"status.rollout.sequence: {memory.sequence} is none that was ever given")
+    step = memory.step
+    if step is not None and not (step.index >= 0 and 0 <= step.weight <= 100 and 0 <= step.shadow <= 100):
+        text = f"index {step.index}, weight {step.weight} and shadow {step.shadow} are no step"
+        raise DocumentError(f"status.rollout.step: {text}")
 
 
 def _spec(raw: Json) -> tuple[Spec | None, str]:
@@ -180,7 +179,7 @@ def _job(job: Json, mine: Sequence[Json]) -> ObservedJob | None:
     if state is JobState.RUNNING and last is not None:
         trouble, message = last.reason.value, last.message  # it is tried again
     elif result is None or state is JobState.RUNNING:
-        trouble, message = next((t for p in mine[:1] if (t := _pod_trouble(p))[0]), ("", ""))
+        trouble, message = next((t for p in mine[:1] if (t := trouble_of(p))[0]), ("", ""))
         if failed is not None and (not trouble or failed.get("reason") == "DeadlineExceeded"):
             trouble = str(failed.get("reason") or "Failed")
             message = ": ".join(filter(None, (str(failed.get("message") or ""), message or unreadable)))
@@ -192,17 +191,19 @@ def _job(job: Json, mine: Sequence[Json]) -> ObservedJob | None:
         state=state,
         result=result,
         trouble=trouble,
-        message=_short(message),
+        message=shortened(message),
         started_at=_epoch(started) if started else None,
         suspended=state is JobState.RUNNING and bool((job.get("spec") or {}).get("suspend")),
         made_by=labels.get(manifests.LABEL_MODEL, ""),
         load_key=str((job["metadata"].get("annotations") or {}).get(manifests.ANNOTATION_LOAD_KEY, "")),
+        made_at=_epoch(made) if (made := job["metadata"].get("creationTimestamp")) else None,
+        failures=int(status.get("failed") or 0),
     )
 
 
 def _foreseen(pod: Json) -> JobState:
     """What the Job controller will say, a second or three later, of a Job whose newest pod ended with its result."""
-    exits = [((s.get("state") or {}).get("terminated") or {}).get("exitCode") for s in _container_states(pod)]
+    exits = [((s.get("state") or {}).get("terminated") or {}).get("exitCode") for s in container_states(pod)]
     # Not the phase, which follows the containers a moment later.
     if all(code == 0 for code in exits):
         return JobState.COMPLETE
@@ -213,7 +214,7 @@ def _result(pods: Sequence[Json]) -> tuple[JobResult | None, str]:
     """The newest message that can be read; else what stands there instead."""
     unreadable = ""
     for pod in pods:
-        for status in _container_states(pod):
+        for status in container_states(pod):
             ended = (status.get("state") or {}).get("terminated") or {}
             if message := ended.get("message"):
                 try:
@@ -249,7 +250,7 @@ async def _worker(pod: Json, workers: Workers) -> ObservedWorker:
     labels = meta.get("labels") or {}
     ip, terminating = status.get("podIP") or "", "deletionTimestamp" in meta
     running = any("running" in (s.get("state") or {}) for s in status.get("containerStatuses") or ())
-    trouble, message = _pod_trouble(pod)
+    trouble, message = trouble_of(pod)
     report, silence = None, ""
     if terminating:
         silence = "it is being deleted"
@@ -269,19 +270,14 @@ async def _worker(pod: Json, workers: Workers) -> ObservedWorker:
         terminating=terminating,
         report=report,
         silence=silence,
-        restarted_at=max(_deaths(status), default=None),
+        restarts=sum(int(s.get("restartCount") or 0) for s in status.get("containerStatuses") or ()),
+        death=death_of(pod),
         trouble=trouble,
         message=message,
         node=str((pod.get("spec") or {}).get("nodeName") or ""),
         running=running,
         platform=labels.get(manifests.LABEL_PLATFORM, ""),
     )
-
-
-def _deaths(status: Json) -> list[float]:
-    """When the last life of each container ended."""
-    lives = ((s.get("lastState") or {}).get("terminated") or {} for s in status.get("containerStatuses") or ())
-    return [_epoch(life["finishedAt"]) for life in lives if life.get("finishedAt")]
 
 
 def _workload(deployment: Json) -> ObservedWorkload:
@@ -300,7 +296,7 @@ def _workload(deployment: Json) -> ObservedWorkload:
         fingerprint=_fingerprint(deployment),
         image=image,
         trouble=str(failure.get("reason") or ""),
-        message=_short(str(failure.get("message") or "")),
+        message=shortened(str(failure.get("message") or "")),
         pod=manifests.pod_settings(platform, image, settings),
     )
 
@@ -331,44 +327,6 @@ def _published(config_maps: Sequence[Json]) -> tuple[str, ...]:
 # ---------------------------------------------------------------------------------------------------------------
 
 
-def _pod_trouble(pod: Json) -> tuple[str, str]:
-    """What keeps a pod from running, or ended it: a reason and a message; ('', '') if nothing does."""
-    status = pod.get("status") or {}
-    if status.get("phase") == "Failed" and status.get("reason"):  # Evicted, NodeLost, Preempted ...
-        return str(status["reason"]), _short(str(status.get("message") or ""))
-    for condition in status.get("conditions") or ():
-        if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
-            return str(condition.get("reason") or "Unschedulable"), _short(str(condition.get("message") or ""))
-    for container in _container_states(pod):
-        state = container.get("state") or {}
-        waiting, ended = state.get("waiting") or {}, state.get("terminated") or {}
-        before = (container.get("lastState") or {}).get("terminated") or {}
-        if (reason := waiting.get("reason")) in _WAITING_TROUBLE:
-            message = str(waiting.get("message") or "")
-            if before:
-                message = f"{message} ({_ending(before)})".strip()
-            if reason in ("ErrImagePull", "ImagePullBackOff"):
-                # The kubelet shows the two in turn. Told as one, with the cause alone, status and events stay quiet.
-                return "ImagePullBackOff", _short(message.rpartition("ErrImagePull: ")[2])
-            return reason, _short(message)
-        if ended and int(ended.get("exitCode") or 0) != 0:
-            return str(ended.get("reason") or "Error"), _short(_ending(ended))
-    return "", ""
-
-
-def _ending(ended: Json) -> str:
-    text = f"the container ended with exit code {ended.get('exitCode')}"
-    if ended.get("reason") == "OOMKilled":
-        text += ": it needed more memory than its limit"
-    return text
-
-
-def _container_states(pod: Json) -> Iterator[Json]:
-    status = pod.get("status") or {}
-    yield from status.get("initContainerStatuses") or ()
-    yield from status.get("containerStatuses") or ()
-
-
 def _condition(status: Json, kind: str) -> Json | None:
     """The condition of this type if it is True."""
     conditions = status.get("conditions") or ()
@@ -385,7 +343,3 @@ def _created(child: Json) -> float:
 
 def _epoch(text: str) -> float:
     return datetime.datetime.fromisoformat(text).timestamp()
-
-
-def _short(text: str) -> str:
-    return text.encode()[:MESSAGE_BYTES].decode(errors="ignore")

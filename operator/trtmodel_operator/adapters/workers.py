@@ -24,6 +24,7 @@ from trtmodel_contract.signing import (
 )
 
 from trtmodel_operator.adapters import bounded
+from trtmodel_operator.adapters.plausible import implausible
 from trtmodel_operator.ports import Clock, Key, Signer, WorkerError
 
 REPORT_TIMEOUT = 2.0  # seconds
@@ -133,6 +134,8 @@ class HttpWorkers:
             raise WorkerError(f"the worker's report cannot be read: {e}") from e
         if report.pod_uid != uid:
             raise WorkerError(f"another worker ({report.pod}) answers at {ip}")
+        if impossible := implausible(report):
+            raise WorkerError(f"the worker's report cannot be true: {impossible}")
         return report
 
     async def _call(self, method: str, ip: str, uid: str, path: str, body: bytes, timeout: float) -> tuple[int, bytes]:

@@ -102,6 +102,11 @@ def look(candidate: AttemptCounts, baseline: AttemptCounts, limits: AnalysisSpec
     return found if slow else _let_pass(found)
 
 
+def requests(counts: AttemptCounts) -> int:
+    """All that came of it, mirrored ones too."""
+    return attempts(_mirrored_too(counts))
+
+
 def worst(*verdicts: Verdict) -> Verdict:
     return min(verdicts, key=WORST_FIRST.index)
 
@@ -134,6 +139,7 @@ __all__ = [
     "least_proved",
     "least_requests",
     "look",
+    "requests",
     "total",
     "worst",
 ]

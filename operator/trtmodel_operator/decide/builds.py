@@ -22,6 +22,7 @@ from trtmodel_operator.decide.turn import (
     interval,
     record,
     reject,
+    roll_back,
     rolled_back,
     short_uid,
     steps_key,
@@ -108,9 +109,10 @@ def rejected(turn: Turn) -> Outcome | None:
 
 
 def gate(turn: Turn) -> Outcome | None:
-    """The figures, judged with today's thresholds. Only an explicit Pass of every target makes a candidate."""
+    """The figures, judged with today's thresholds. Only an explicit Pass of every target makes a candidate; and what is
+    on trial goes back if the limits were tightened since, so that it fails them."""
     if not in_the_making(turn):
-        return None
+        return _on_trial_and_failed(turn)
     revision, verdicts = wanted_revision(turn), [_judged(turn, target) for target in turn.spec.targets]
     for verdict in (Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.NO_DATA):
         bad = next((v for v in verdicts if v.verdict is verdict), None)
@@ -197,6 +199,15 @@ def _gate_situation(turn: Turn, revision: str, sentence: str) -> Situation:
     back = f"{stable.revision} serves on" if stable else "nothing to roll back to: no revision was ever promoted"
     message = f"{revision} failed its accuracy gate: {sentence}. {back}; change the model, the engine or the limits"
     return Situation(Stage.GATE_FAILED, reasons.GATE_FAILED, message)
+
+
+def _on_trial_and_failed(turn: Turn) -> Outcome | None:
+    candidate, wanted = turn.memory.candidate, wanted_revision(turn)
+    if candidate is None or turn.memory.stable is None or not wanted or candidate.revision != wanted:
+        return None
+    verdicts = [_judged(turn, target) for target in turn.spec.targets]
+    bad = next((v for v in verdicts if v.verdict is Verdict.FAIL), None)
+    return roll_back(turn, reasons.GATE_FAILED, f"by today's limits: {bad.sentence}") if bad is not None else None
 
 
 def gate_failed(turn: Turn, sentence: str) -> Outcome:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from trtmodel_operator import facts, reasons
 from trtmodel_operator.decide import builds, platforms
 from trtmodel_operator.decide.turn import NEXT, Outcome, Turn, is_paused
-from trtmodel_operator.model import Artifact, Deployed, ObservedPointer, Platform, Situation, Stage
+from trtmodel_operator.model import Artifact, Deployed, Notice, ObservedPointer, Platform, Situation, Stage
 
 
 def adopt_what_runs(turn: Turn) -> Outcome | None:
@@ -34,6 +34,7 @@ def adopt_what_runs(turn: Turn) -> Outcome | None:
         paused=command.text if command and command.verb == "pause" else "",
     )
     message = f"status was lost: {stable.revision} is taken as stable, as boot pointers and workers have it"
+    turn.notices.append(Notice(reasons.ADOPTED, message, warning=True))
     return Outcome(Situation(Stage.SERVING, reasons.ADOPTED, message), NEXT)
 
 

@@ -74,14 +74,14 @@ def _remove_artifacts(turn: Turn) -> Outcome:
     others = [j for j in turn.seen.jobs if j.kind is not JobKind.COLLECT]
     workers: list[Action] = [DeleteWorkload(w.name) for w in turn.seen.workloads]
     if others:  # they would go on writing
-        situation = _going(f"its Jobs are ended, then its artifacts are removed. {AT_ONCE}")
+        situation = _going(f"its Jobs are ended, then its artifacts are removed, in an hour at most. {AT_ONCE}")
         return Outcome(situation, 1.0, (*workers, *(DeleteJob(j.name) for j in others)), halt=True)
     if job is None:
         storage = turn.spec.storage
         task = CollectTask(turn.seen.model.namespace, storage, turn.seen.cluster, turn.seen.model, delete=True)
         workers.append(CreateJob(name, JobKind.COLLECT, turn.spec.targets[0], task, jobs.image(turn)))
     trouble = f" It does not get on: {job.message or job.trouble}." if job is not None and job.trouble else ""
-    message = f"Job {name} removes its artifacts, which takes some minutes.{trouble} {AT_ONCE}"
+    message = f"Job {name} removes its artifacts, which takes some minutes, and an hour at most.{trouble} {AT_ONCE}"
     return Outcome(_going(message, stuck=bool(trouble)), LATER, tuple(workers), halt=True)
 
 

@@ -11,7 +11,7 @@ from trtmodel_contract.gate import Verdict
 from trtmodel_contract.identity import short_hash
 
 from trtmodel_operator import analysis, reasons
-from trtmodel_operator.decide.turn import LATER, LEAST_GAP, Outcome, Turn, interval
+from trtmodel_operator.decide.turn import LATER, LEAST_GAP, Outcome, Turn, interval, patience
 from trtmodel_operator.envelope import envelope
 from trtmodel_operator.model import (
     Answer,
@@ -66,7 +66,27 @@ def confirm_rollout(turn: Turn, revision: str) -> Outcome | None:
     if not missing:
         return None
     message = f"{revision} passed its gate. Its rollout waits for {'; '.join(missing)}"
+    deadline = turn.spec.rollout.progress_deadline
+    if turn.memory.waiting == confirmation(revision) and turn.memory.waited >= deadline:
+        message += f". This takes longer than progressDeadline ({deadline:g} s); it goes on when all of them say yes"
+        return Outcome(Situation(Stage.STALLED, reasons.DEADLINE, message, "to be confirmed"), LATER)
+    message += patience(turn, "a wait for this model ends, and it is asked on")
     return Outcome(Situation(Stage.PREPARING, reasons.AWAITING_CONFIRMATION, message, "to be confirmed", True), LATER)
+
+
+def confirms_rollouts(turn: Turn) -> bool:
+    return any(h.stage is WebhookStage.CONFIRM_ROLLOUT for h in turn.spec.rollout.analysis.webhooks)
+
+
+def awaits_rollout(turn: Turn, revision: str) -> bool:
+    """A webhook was asked about this rollout and did not say yes."""
+    hooks = [h for h in turn.spec.rollout.analysis.webhooks if h.stage is WebhookStage.CONFIRM_ROLLOUT]
+    return any((a := _answer(turn, _question(turn, h, revision))) is not None and not a.yes for h in hooks)
+
+
+def confirmation(revision: str) -> str:
+    """What the deadline counts for while it waits."""
+    return f"confirmation of {revision}"
 
 
 def confirm_promotion(turn: Turn) -> Outcome | None:
@@ -79,6 +99,7 @@ def confirm_promotion(turn: Turn) -> Outcome | None:
     if not missing:
         return None
     message = f"{memory.candidate.revision} passed every step. Its promotion waits for {'; '.join(missing)}"
+    message += patience(turn, "it is taken back")
     summary = f"to be confirmed, {memory.step.figures}" if memory.step.figures else "to be confirmed"
     pause = min(interval(turn.spec), LATER)
     return Outcome(Situation(Stage.CANARY, reasons.AWAITING_CONFIRMATION, message, summary, True), pause)

@@ -26,6 +26,7 @@ from trtmodel_operator.model import (
     Stage,
     Target,
 )
+from trtmodel_operator.text import timestamp
 
 _WAYS_OUT = {
     "OOMKilled": "raise spec.build.resources.limits.memory",
@@ -61,6 +62,8 @@ def done(turn: Turn, work: Work, what: str) -> ObservedJob | Outcome:
         return Outcome(failure_situation(failure))
     job = next((j for j in turn.seen.jobs if j.name == work.name), None)
     limit = f"for {turn.spec.build.deadline} s at most (spec.build.deadline)"
+    if job is not None and job.failures:
+        limit += f"; {tries(job, turn.spec.build.retries)}"
     if job is None:
         made_by = _image(turn, work.image)
         create = CreateJob(work.name, work.kind, work.target, work.task, made_by, work.load_key, work.nodes)
@@ -69,7 +72,11 @@ def done(turn: Turn, work: Work, what: str) -> ObservedJob | Outcome:
     if job.state is not JobState.RUNNING:
         return job
     if job.suspended:
-        message = f"{what} by Job {job.name}, which waits for its turn: as many builds run as the operator lets run"
+        since = f" since {timestamp(job.made_at)}" if job.made_at is not None else ""
+        message = (
+            f"{what} by Job {job.name}, which waits for its turn{since}: as many builds run as the operator lets run. "
+            f"Once it begins it takes {turn.spec.build.deadline} s at most (spec.build.deadline)"
+        )
         return Outcome(Situation(work.stage, reasons.BUILD_QUEUED, message), LATER)
     if job.trouble:
         way_out = _WAYS_OUT.get(job.trouble, "it is tried again until spec.build.deadline or spec.build.retries end it")
@@ -80,8 +87,15 @@ def done(turn: Turn, work: Work, what: str) -> ObservedJob | Outcome:
     return Outcome(Situation(work.stage, work.stage.value, f"{what} by Job {job.name}, {limit}"), LATER)
 
 
+def tries(job: ObservedJob, retries: int) -> str:
+    """How many of its tries failed, '' for none."""
+    return f"{job.failures} of {retries + 1} tries failed" if job.failures else ""
+
+
 def failed(turn: Turn, job: ObservedJob) -> Outcome:
     reason, message = why(job)
+    if job.failures > 1:
+        message = f"{message.rstrip('.')} ({tries(job, turn.spec.build.retries)})"
     return remember_failure(turn, Failure(job.name, reason, message))
 
 

@@ -3,6 +3,7 @@ has already changed, and (where they need none) while the spec cannot be read.""
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 from trtmodel_contract.control import DEVICE_LOST, AttemptCounts, EngineState
@@ -11,8 +12,8 @@ from trtmodel_contract.identity import short_hash
 from trtmodel_contract.jobs import Reason
 
 from trtmodel_operator import analysis, facts, reasons
-from trtmodel_operator.decide import fleet, gates, platforms
-from trtmodel_operator.decide.members import answers, awaited, dose, holders, routes, trial, was_told
+from trtmodel_operator.decide import builds, fleet, gates, platforms
+from trtmodel_operator.decide.members import answers, awaited, dose, holders, routes, trial
 from trtmodel_operator.decide.turn import (
     MESSAGE_LENGTH,
     SOON,
@@ -36,6 +37,7 @@ ENVIRONMENT = {
     *("SignatureInvalid", "NotStarted", "HostNotStarted", "FetchTimeout", "StorageStuck", DEVICE_LOST),
 }
 _ROOM = "room, after "
+_SECONDS = re.compile(r"[0-9]{1,12}\.[0-9]")
 FAILING_LOOKS = 2  # at the latency: one may be a neighbour's doing
 
 
@@ -66,12 +68,21 @@ def cannot_be_held(turn: Turn) -> Outcome | None:
             why = f"an engine host of worker {worker.pod} died of it"
             return _fail(turn, worker.target, reasons.ENGINE_DIED, why)
     for worker in workers if step is not None else ():
-        died = step is not None and worker.restarted_at is not None and worker.restarted_at >= step.began_at
-        if died and (platform is not None or was_told(turn.memory, worker)):
-            why = worker.message or worker.trouble or "it gave no reason"
+        if _died(turn, worker):
+            why = worker.death or worker.message or worker.trouble or "it gave no reason"
             text = f"the container of worker {worker.pod} died while it had it: {why}"
             return _fail(turn, worker.target, reasons.WORKER_DIED, text)
     return None
+
+
+def _died(turn: Turn, worker: ObservedWorker) -> bool:
+    """Its container did, since it was told to hold the candidate. (Told by the count of restarts, and not by when they
+    were: nodes and operator need not agree on the time.) One of another platform was made for its trial."""
+    step = turn.memory.step
+    if step is None:
+        return False
+    had = 0 if step.platform is not None else step.restarts.get(short_uid(worker))
+    return had is not None and worker.restarts > had
 
 
 def _fail(turn: Turn, target: str, reason: str, message: str) -> Outcome:
@@ -138,7 +149,10 @@ def analysis_says_no(turn: Turn) -> Outcome | None:
             slow=tuple(slow),
             verdict=analysis.worst(look.verdict, *gates.judged(checks)).value,
             figures=_short(look, checks),
-            sentence=cut("; ".join([look.sentence, *(c.sentence for c in checks)]), MESSAGE_LENGTH),
+            sentence=cut(
+                "; ".join([look.sentence, *_unserved(turn, routed, look), *(c.sentence for c in checks)]),
+                MESSAGE_LENGTH,
+            ),
             checks=checks,
             counted=counted if serving else step.counted,
             synthetic=step.synthetic or (lacking and not holding),
@@ -196,7 +210,8 @@ def deadline_passed(turn: Turn) -> Outcome | None:
     long, and goes on when they are over.
     """
     memory, spec = turn.memory, turn.seen.spec
-    if spec is None or is_paused(turn):
+    going_back = memory.step is not None and memory.step.back  # which no pause holds up
+    if spec is None or (is_paused(turn) and not going_back):
         return None
     now, deadline, every = turn.seen.now, spec.rollout.progress_deadline, interval(spec)
     looks = memory.step is not None and memory.step.seen_at > 0 and bool(facts.present(turn.seen))
@@ -228,8 +243,8 @@ def deadline_passed(turn: Turn) -> Outcome | None:
 def _until_room_lacked(waiting: str, word: str) -> float | None:
     """Where the clock of what is waited for stands while room lacks; None if `waiting` says no such thing. Begun anew
     each time, room that comes and goes (an autoscaler, say) would leave a trial without a deadline."""
-    held = waiting.startswith(_ROOM) and waiting.endswith(f" s of {word}")
-    return float(waiting.removeprefix(_ROOM).split(" ", 1)[0]) if held else None
+    held = waiting.removeprefix(_ROOM).removesuffix(f" s of {word}")
+    return float(held) if waiting == f"{_ROOM}{held} s of {word}" and _SECONDS.fullmatch(held) else None
 
 
 def _environment_alone(turn: Turn, candidate: Deployed) -> bool:
@@ -258,8 +273,14 @@ def _waiting_for(turn: Turn) -> str:
     if awaited(turn):
         return ""
     if memory.candidate is None:
-        if memory.stable is None or facts.settled(turn.seen, memory.stable):
+        if gates.confirms_rollouts(turn):
+            asked = builds.revision_in_the_making(turn) or platforms.hash_in_the_making(turn)
+            if asked and gates.awaits_rollout(turn, asked):
+                return gates.confirmation(asked)
+        if memory.stable is None:
             return ""
+        if facts.settled(turn.seen, memory.stable):
+            return "workers that leave" if fleet.leaving(turn) else ""
         return f"workers of {memory.stable.revision}"
     if memory.stable is None:
         return f"first rollout of {memory.candidate.revision}"
@@ -312,6 +333,18 @@ def _look_at_newcomers(
     if not old and turn.memory.step is not None and turn.memory.step.tight and turn.spec.serving.replicas == 1:
         limits = replace(limits, no_data=NoData.PROMOTE)
     return analysis.look(analysis.total(tried), analysis.total(usual), limits, "the workers of before in the same time")
+
+
+def _unserved(turn: Turn, routed: list[ObservedWorker], look: analysis.Look) -> list[str]:
+    """Members that no request reached while others got some: figures of a step say nothing about these."""
+    memory = turn.memory
+    tried = memory.stable if trial(memory) is not None else memory.candidate
+    if tried is None or not look.requests:
+        return []
+    quiet = [
+        w for w in routed if not any(analysis.requests(counts) for counts in _counts(turn, [w], memory.window, tried))
+    ]
+    return [f"none of them met {facts.names(quiet)}"] if quiet else []
 
 
 def _counts(turn: Turn, workers: list[ObservedWorker], window: str, deployed: Deployed) -> list[AttemptCounts]:

@@ -21,7 +21,7 @@ from trtmodel_operator.decide.members import (
     trial,
     unprepared,
 )
-from trtmodel_operator.decide.turn import LATER, SOON, Outcome, Turn, record, steps_key
+from trtmodel_operator.decide.turn import LATER, SOON, Outcome, Turn, patience, record, steps_key
 from trtmodel_operator.decide.workers import new_window
 from trtmodel_operator.model import Deployed, ObservedWorker, Situation, Stage, StepMemory
 
@@ -50,7 +50,7 @@ def first_rollout(turn: Turn) -> Outcome | None:
     if memory.waited >= turn.spec.rollout.progress_deadline:
         message += f". This takes longer than progressDeadline ({turn.spec.rollout.progress_deadline:g} s)"
         return Outcome(Situation(Stage.STALLED, reasons.DEADLINE, message, "first rollout"), LATER)
-    return Outcome(Situation(Stage.DEPLOYING, reasons.DEPLOYING, message + _patience(turn), "first rollout"), SOON)
+    return Outcome(Situation(Stage.DEPLOYING, reasons.DEPLOYING, message + patience(turn), "first rollout"), SOON)
 
 
 def target_failed(turn: Turn) -> Outcome | None:
@@ -82,6 +82,7 @@ def steps_edited(turn: Turn) -> Outcome | None:
         plan=key,
         began_at=turn.seen.now,
         told=before.told,
+        restarts=before.restarts,
         deaths=before.deaths,
         seen_at=before.seen_at,
         baseline=before.baseline,
@@ -120,7 +121,7 @@ def prepare(turn: Turn) -> Outcome | None:
     if memory.waited >= deadline:  # the rule `deadline_passed` left it: it is the environment's fault
         message = f"{what}{why}. This takes longer than progressDeadline ({deadline:g} s); it goes on when it can"
         return Outcome(Situation(Stage.STALLED, reasons.DEADLINE, message, _summary(turn, members)), LATER)
-    message = what + why + _patience(turn)
+    message = what + why + patience(turn)
     return Outcome(Situation(Stage.PREPARING, reasons.PREPARING, message, _summary(turn, members)), SOON)
 
 
@@ -133,7 +134,7 @@ def _come(turn: Turn, name: str, members: list[ObservedWorker]) -> Outcome:
     stage = Stage.PREPARING
     if turn.memory.waited >= turn.spec.rollout.progress_deadline:
         stage, reason = Stage.STALLED, reason or reasons.DEADLINE
-    message = what + ("" if stage is Stage.STALLED else _patience(turn))
+    message = what + ("" if stage is Stage.STALLED else patience(turn))
     situation = Situation(stage, reason or reasons.PREPARING, message, _summary(turn, members), bool(reason))
     return Outcome(situation, LATER if reason else SOON)
 
@@ -180,7 +181,7 @@ def watch(turn: Turn) -> Outcome | None:
     members = holders(turn.seen, memory)
     hold = steps[step.index].hold
     if step.held >= hold:
-        state = f"held for its time, but the verdict is {step.verdict or Verdict.NO_DATA.value}{_patience(turn)}"
+        state = f"held for its time, but the verdict is {step.verdict or Verdict.NO_DATA.value}{patience(turn)}"
         reason = _UNDECIDED.get(step.verdict, reasons.NO_TRAFFIC)
     else:
         state, reason = f"held {step.held:.0f} of {hold:g} s", reasons.HOLDING
@@ -209,15 +210,20 @@ def settle(turn: Turn) -> Outcome:
         turn.remember(failure=None)  # of a spec that is not asked for any more
     if stable is None:
         return Outcome(Situation(Stage.RESOLVING, reasons.WAITING, "nothing is deployed yet"), LATER)
+    late = memory.waited >= turn.spec.rollout.progress_deadline
     if facts.settled(turn.seen, stable) and (left := fleet.leaving(turn)):
         message = f"{stable.revision} serves on every worker, and those of platform {left[0].platform} leave"
-        return Outcome(Situation(Stage.PROMOTING, reasons.WORKERS_LEAVE, message, "old workers leave"), LATER)
+        if late:
+            message += f", for longer than progressDeadline ({turn.spec.rollout.progress_deadline:g} s)"
+            return Outcome(Situation(Stage.STALLED, reasons.DEADLINE, message, "old workers leave"), LATER)
+        situation = Situation(Stage.PROMOTING, reasons.WORKERS_LEAVE, message + patience(turn), "old workers leave")
+        return Outcome(situation, LATER)
     if facts.settled(turn.seen, stable):
         return Outcome(Situation(Stage.SERVING, reasons.SERVING, f"{stable.revision} serves on every worker"))
     message = f"{stable.revision} does not serve everywhere yet: {_missing(turn, stable)}"
-    if memory.waited >= turn.spec.rollout.progress_deadline:
+    if late:
         return Outcome(Situation(Stage.STALLED, reasons.DEADLINE, message), LATER)
-    return Outcome(Situation(Stage.PROMOTING, reasons.WORKERS_NOT_READY, message + _patience(turn)), LATER)
+    return Outcome(Situation(Stage.PROMOTING, reasons.WORKERS_NOT_READY, message + patience(turn)), LATER)
 
 
 def go_on(turn: Turn, step: StepMemory) -> None:
@@ -308,11 +314,6 @@ def why_unprepared(turn: Turn, candidate: Deployed, missing: list[ObservedWorker
     if missing:
         return f": {_trouble(turn, missing, candidate)}"
     return f": workers of target {', '.join(short)} are missing" if short else ""
-
-
-def _patience(turn: Turn) -> str:
-    """For how long, at the end of a message that says what is waited for."""
-    return f" (it is waited for {turn.spec.rollout.progress_deadline:g} s of watched time, progressDeadline)"
 
 
 def _missing(turn: Turn, deployed: Deployed) -> str:

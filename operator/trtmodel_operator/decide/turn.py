@@ -72,9 +72,10 @@ def interval(spec: Spec | None) -> float:
 
 
 def watched(now: float, seen_at: float, every: float) -> float | None:
-    """Seconds to count between two looks; None if nobody watched in between (the operator was down)."""
+    """Seconds to count between two looks; None if nobody watched in between (the operator was down). However long an
+    interval is, a pass is made each `RENEW` seconds, so a look that is later than that was not taken by anybody."""
     gap = now - seen_at
-    return gap if 0 <= gap <= max(LEAST_GAP, 3 * every) else None
+    return gap if 0 <= gap <= max(LEAST_GAP, min(3 * every, every + RENEW)) else None
 
 
 def verification_key(spec: Spec | None) -> str:
@@ -113,7 +114,22 @@ def record(
         engines=tuple(replace(e, verdict_text="") for e in engines),
     )
     limit = turn.seen.spec.rollout.history_limit if turn.seen.spec else 5
-    turn.remember(history=(entry, *turn.memory.history)[:limit])
+    turn.remember(history=_kept((entry, *turn.memory.history), limit))
+
+
+def _kept(entries: tuple[HistoryEntry, ...], limit: int) -> tuple[HistoryEntry, ...]:
+    """The newest, but that half of the places are for revisions that one may go back to: any number of rollouts that
+    failed since must not push them out."""
+    promoted = [e for e in entries if e.engines][: limit // 2]
+    free = limit - len(promoted)
+    others = [e for e in entries if not any(e is p for p in promoted)][:free]
+    return tuple(e for e in entries if any(e is k for k in (*promoted, *others)))
+
+
+def patience(turn: Turn, then: str = "") -> str:
+    """For how long, at the end of a message that says what is waited for; and what comes after it."""
+    until = f"; then {then}" if then else ""
+    return f" (it is waited for {turn.spec.rollout.progress_deadline:g} s of watched time, progressDeadline{until})"
 
 
 def reject(turn: Turn, revision: str, reason: str, message: str) -> None:

@@ -86,15 +86,17 @@ def _remember_told(turn: Turn, trying: Collection[str]) -> None:
     seen, memory, step = turn.seen, turn.memory, turn.memory.step
     if step is None or memory.candidate is None:
         return
-    now = {short_uid(w) for w in holders(seen, memory) if w.uid in trying}
+    now = {w.uid for w in holders(seen, memory) if w.uid in trying}
     for worker in facts.present(seen):
         freed = (
             worker.report is not None and facts.engine(seen, worker, facts.digest_for(worker, memory.candidate)) is None
         )
         if was_told(memory, worker) and not freed:
-            now.add(short_uid(worker))
-    if tuple(sorted(now)) != step.told:
-        turn.remember(step=replace(step, told=tuple(sorted(now))))
+            now.add(worker.uid)
+    told = {short_uid(w): w.restarts for w in facts.present(seen) if w.uid in now}
+    restarts = {uid: step.restarts.get(uid, had) if uid in step.told else had for uid, had in sorted(told.items())}
+    if tuple(restarts) != step.told or restarts != step.restarts:
+        turn.remember(step=replace(step, told=tuple(restarts), restarts=restarts))
 
 
 def _count_fence(turn: Turn, pointers: list[ApplyPointer], signals: dict[str, Signal]) -> None:

@@ -77,6 +77,8 @@ def _manifest(meta: Manifest, labels: dict[str, str], spec: Spec, create: Create
         "name": create.kind.value,
         "image": create.image,
         "imagePullPolicy": "IfNotPresent",
+        # One that is killed writes nothing: then the end of its log stands in status, and says what it was at.
+        "terminationMessagePolicy": "FallbackToLogsOnError",
         "args": [create.kind.value],
         "env": [
             {"name": TASK_ENV, "value": dumps(create.task).decode()},

@@ -19,7 +19,7 @@ from trtmodel_contract.signing import KeySet, Signature
 
 from trtmodel_operator.manifests.names import LABEL_MODEL, LABEL_TARGET, keys_name, metadata
 from trtmodel_operator.manifests.pods import Manifest
-from trtmodel_operator.model import ApplyPointer, Artifact, Deployed, ObservedPointer
+from trtmodel_operator.model import SEQUENCE_MOST, ApplyPointer, Artifact, Deployed, ObservedPointer
 
 _UNSIGNED = Signature("", "")
 
@@ -60,6 +60,8 @@ def read_pointer(name: str, target: str, text: str, signature: str) -> ObservedP
     try:
         pointer = loads(BootPointer, text)
     except DocumentError:
+        return ObservedPointer(name, 0, "")
+    if not 0 <= pointer.sequence <= SEQUENCE_MOST:
         return ObservedPointer(name, 0, "")
 
     def deployed(entry: PointerEntry | None) -> Deployed | None:

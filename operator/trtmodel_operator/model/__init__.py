@@ -45,6 +45,7 @@ from trtmodel_operator.model.decision import (
     Stage,
 )
 from trtmodel_operator.model.memory import (
+    SEQUENCE_MOST,
     Artifact,
     Built,
     Deployed,
@@ -68,6 +69,7 @@ from trtmodel_operator.model.observed import (
 )
 
 __all__ = [
+    "SEQUENCE_MOST",
     "Action",
     "AnalysisSpec",
     "Answer",

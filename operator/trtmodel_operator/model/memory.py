@@ -10,6 +10,7 @@ from trtmodel_contract.jobs import FoundArtifact
 
 from trtmodel_operator.model.checks import Check
 
+SEQUENCE_MOST = 2**52  # that is believed of a worker, a pointer or a status: twice that is the end of the numbers
 
 @dataclass(frozen=True)
 class Artifact:
@@ -84,7 +85,8 @@ class StepMemory:
     """The step in hand. An `index` equal to the number of steps is the last preparation, of all workers.
 
     `plan` is the hash of the steps: an edited plan starts again. `began_at` is when the step began. `told` are the
-    workers (short hashes of their uids) that were told to hold the candidate: whose death may be its doing. `members`
+    workers (short hashes of their uids) that were told to hold the candidate: whose death may be its doing. `restarts`
+    are those that each of them had had by then: a count, since no two clocks agree. `members`
     is the hash of those that were routed to it when `routed` became true: other members mean a new window. `deaths` are
     those that an engine had before its trial (it may have been stable once), by worker; without an entry none.
     `held` counts the seconds during which the operator watched all members serve the candidate; `seen_at` is the last
@@ -128,6 +130,7 @@ class StepMemory:
     back: bool = False
     platform: Platform | None = field(default=None, metadata=LATER)
     tight: bool = field(default=False, metadata=LATER)
+    restarts: Mapping[str, int] = field(default_factory=dict, metadata=LATER)
 
 
 @dataclass(frozen=True)

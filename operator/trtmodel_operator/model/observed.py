@@ -32,7 +32,8 @@ class ObservedJob:
     """`result` is the newest termination message that could be read; `trouble` what the cluster says when there is
     none, or while it runs: Unschedulable, ImagePullBackOff, OOMKilled, DeadlineExceeded ... with its message.
     `suspended`: it waits for its turn. `load_key`: it builds for workers with this key. `progress` is what it says of
-    itself, None if it could not be asked. `made_by` is the name of the TRTModel that made it, '' if nothing tells."""
+    itself, None if it could not be asked. `made_by` is the name of the TRTModel that made it, '' if nothing tells.
+    `failures`: so many of its tries failed; an eviction is none."""
 
     name: str
     kind: JobKind
@@ -46,14 +47,16 @@ class ObservedJob:
     load_key: str = ""
     progress: JobProgress | None = None
     made_by: str = ""
+    made_at: float | None = None
+    failures: int = 0
 
 
 @dataclass(frozen=True)
 class ObservedWorker:
     """A worker pod that has not ended (an evicted one is no worker). `report` is None if it could not be asked; then
-    `silence` says why: it is unknown, not healthy. `restarted_at` is when a container of it that died ended
-    (lastState.terminated.finishedAt); `trouble` as for jobs; `running`: a container of it runs.
-    `platform` is the hash of what it was made of."""
+    `silence` says why: it is unknown, not healthy. `restarts` counts the containers of it that died, and `death` says
+    how the last one did; `trouble` as for jobs; `running`: a container of it runs. `platform` is the hash of what it
+    was made of."""
 
     pod: str
     uid: str
@@ -63,7 +66,8 @@ class ObservedWorker:
     terminating: bool
     report: Report | None = None
     silence: str = ""
-    restarted_at: float | None = None
+    restarts: int = 0
+    death: str = ""
     trouble: str = ""
     message: str = ""
     node: str = ""

@@ -7,10 +7,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from fakes.api_server import FakeApiServer
+
+# On a busy machine an example may take as long as it likes.
+settings.register_profile("busy", deadline=None)
+settings.load_profile("busy")
 
 
 @pytest.fixture

@@ -344,7 +344,7 @@ def test_paused_with_nothing_to_do_is_as_ready_as_ever() -> None:
 def test_paused_still_takes_a_broken_candidate_back() -> None:
     seen = edited(canary(serving(A)), rollout__paused=True)
     uid = members(seen)[0]
-    seen = with_worker(seen, uid, restarted_at=seen.now, report=None)
+    seen = with_worker(seen, uid, restarts=1, report=None)
     assert decide(seen).memory.candidate is None
 
 

@@ -121,7 +121,7 @@ def questions(decision: Decision) -> list[str]:
 @pytest.mark.parametrize(("outside", "says"), [(nothing, "it is being asked"), (no, "not on a Friday")])
 def test_no_worker_hears_of_a_revision_before_its_rollout_is_confirmed(outside: Outside, says: str) -> None:
     seen = asks_for(gated(BEGIN), B)
-    for _ in range(80):  # beyond the deadline: nothing is on trial that could go back
+    for _ in range(40):
         decision = decide(seen)
         assert (decision.rule, decision.memory.candidate, of(decision, Signal)) == ("gate", None, [])
         assert questions(decision) == ["begin"]

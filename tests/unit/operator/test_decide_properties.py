@@ -121,7 +121,7 @@ def workers(draw: st.DrawFn, uid: str) -> Any:
         report=draw(st.sampled_from([None, report, report])),
         ready=draw(st.booleans()),
         terminating=draw(st.booleans()),
-        restarted_at=draw(st.none() | moments),
+        restarts=draw(st.integers(0, 2)),
         target=draw(st.sampled_from(["default", "default", "gone"])),
         platform=draw(st.sampled_from(["", "p", PLATFORM.hash])),
         trouble=draw(st.sampled_from(["", "", "Unschedulable", "CrashLoopBackOff"])),

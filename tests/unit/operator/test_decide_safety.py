@@ -108,7 +108,7 @@ def test_a_host_that_dies_of_stable_is_not_the_candidates_fault() -> None:
 
 def test_a_member_whose_container_dies_ends_it() -> None:
     seen = canary(serving(A))
-    dead = with_worker(seen, member(seen), restarted_at=seen.now, ready=False, report=None)
+    dead = with_worker(seen, member(seen), restarts=1, ready=False, report=None)
     went_back(decide(dead), "WorkerDied")
 
 
@@ -120,7 +120,7 @@ def test_a_worker_that_dies_while_it_loads_the_candidate_ends_it_before_another_
     dead = with_worker(
         seen,
         uid,
-        restarted_at=seen.now,
+        restarts=1,
         ready=False,
         report=None,
         trouble="OOMKilled",
@@ -133,16 +133,16 @@ def test_a_worker_that_dies_while_it_loads_the_candidate_ends_it_before_another_
 
 @pytest.mark.parametrize("who", ["another worker", "before the step", "being deleted"])
 def test_a_container_that_died_of_something_else_does_not(who: str) -> None:
-    seen = canary(serving(A))
+    before = serving(A)
+    if who == "before the step":
+        before = replace(before, workers=tuple(replace(w, restarts=2) for w in before.workers))
+    seen = canary(before)
     uid = member(seen)
     if who == "another worker":
         other = next(w.uid for w in seen.workers if w.uid != uid)
-        seen = with_worker(seen, other, restarted_at=seen.now)
-    elif who == "before the step":
-        assert seen.memory.step is not None
-        seen = with_worker(seen, uid, restarted_at=seen.memory.step.began_at - 60)
-    else:
-        seen = with_worker(seen, uid, restarted_at=seen.now, terminating=True)
+        seen = with_worker(seen, other, restarts=1)
+    elif who == "being deleted":
+        seen = with_worker(seen, uid, restarts=1, terminating=True)
     assert decide(seen).memory.candidate is not None
 
 
@@ -155,7 +155,7 @@ def test_a_worker_that_let_go_of_the_candidate_may_die_of_anything() -> None:
     (dropped,) = set(both) - set(members(seen))
     assert seen.memory.step is not None
     assert len(seen.memory.step.told) == 1
-    assert decide(with_worker(seen, dropped, restarted_at=seen.now)).memory.candidate is not None
+    assert decide(with_worker(seen, dropped, restarts=1)).memory.candidate is not None
 
 
 def test_an_old_report_of_an_earlier_trial_does_not_end_the_new_one() -> None:

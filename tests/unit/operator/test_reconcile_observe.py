@@ -343,11 +343,13 @@ def test_an_evicted_pod_is_no_worker_and_neither_is_one_of_a_namesake_or_of_a_jo
     assert look(Pod=[evicted, worker_pod("b", model_uid="uid-of-the-deleted"), job_pod("c")]).workers == ()
 
 
-def test_the_last_death_of_a_workers_container_is_dated() -> None:
-    ended = {"terminated": {"exitCode": 137, "finishedAt": "2026-01-01T00:00:10Z"}}
-    pod = worker_pod(status={"containerStatuses": [{"restartCount": 1, "state": {"running": {}}, "lastState": ended}]})
-    assert the_worker(pod).restarted_at == 1767225610.0
-    assert the_worker(worker_pod()).restarted_at is None
+def test_deaths_of_a_workers_container_are_counted_and_the_last_one_is_told() -> None:
+    ended = {"terminated": {"exitCode": 137, "reason": "OOMKilled", "finishedAt": "2026-01-01T00:00:10Z"}}
+    container = {"name": "worker", "restartCount": 2, "state": {"running": {}}, "lastState": ended}
+    found = the_worker(worker_pod(status={"containerStatuses": [container]}))
+    assert found.restarts == 2
+    assert found.death == "the container worker ended with exit code 137: it needed more memory than its limit"
+    assert (the_worker(worker_pod()).restarts, the_worker(worker_pod()).death) == (2, "")
 
 
 # ----- the rest ----------------------------------------------------------------------------------------------------

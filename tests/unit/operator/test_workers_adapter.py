@@ -9,7 +9,15 @@ from typing import Any
 import pytest
 from aiohttp import web
 from fakes.worker import FakeWorker
-from trtmodel_contract.control import DesiredRequest, DesiredState, Fence, WorkerState
+from trtmodel_contract.control import (
+    AttemptCounts,
+    DesiredRequest,
+    DesiredState,
+    Fence,
+    ModelReport,
+    Routes,
+    WorkerState,
+)
 from trtmodel_operator.adapters.signing import Ed25519Signer, Keys
 from trtmodel_operator.adapters.workers import HttpWorkers
 from trtmodel_operator.ports import Key, WorkerError
@@ -233,5 +241,17 @@ def test_no_more_workers_are_followed_than_the_bound(monkeypatch: pytest.MonkeyP
     async def scene(s: Scene) -> None:
         s.workers.follow(KEY, {f"uid-{n}": ("127.0.0.1", 1) for n in range(5)})
         assert s.workers.following == 2
+
+    play(scene)
+
+
+def test_a_report_that_cannot_be_true_is_an_error_and_its_worker_unknown() -> None:
+    """Minus a thousand failures would have hidden those of all the others."""
+
+    async def scene(s: Scene) -> None:
+        counts = {"w1": {"d": AttemptCounts(ok=5, failed={"Error": -1000})}}
+        s.worker.report = dataclasses.replace(s.worker.report, models={"magika": ModelReport((), Routes("d"), counts)})
+        with pytest.raises(WorkerError, match="cannot be true: Error is -1000"):
+            await s.workers.report("127.0.0.1", "pod-uid")
 
     play(scene)
