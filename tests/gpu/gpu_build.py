@@ -33,9 +33,13 @@ def main(request):
         for name, (low, best, high) in bounds.items():
             profile.set_shape(name, tuple(low), tuple(best), tuple(high))
         config.add_optimization_profile(profile)
+    timings = Path(request["timings"])
+    cache = config.create_timing_cache(timings.read_bytes() if timings.exists() else b"")
+    config.set_timing_cache(cache, False)
     plan = builder.build_serialized_network(network, config)
     if plan is None:
         sys.exit("TensorRT gives no plan")
+    timings.write_bytes(bytes(config.get_timing_cache().serialize()))
     Path(request["plan"]).write_bytes(bytes(plan))
 
 

@@ -93,6 +93,7 @@ def built(model):
         partial = plan.with_suffix(".part")
         request.write_text(json.dumps({
             "onnx": str(model.onnx), "plan": str(partial), "fp16": model.fp16, "level": model.level,
+            "timings": str(CACHE / f"{model.name}-{model.level}.timings"),
             "profiles": [model.bounds],
         }))  # fmt: skip
         began = time.monotonic()

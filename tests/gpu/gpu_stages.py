@@ -39,7 +39,7 @@ _spec.loader.exec_module(stages)
 
 ROW = (3, 224, 224)
 SENT, RECEIVED = "client: sends", "client: has the answer"
-LATER_CLIENTS = 5
+LATER_CLIENTS = 4
 STOP_SECONDS = 0.3
 SHOWN_SECONDS = 0.03
 
@@ -94,21 +94,20 @@ def read_notes():
     """(when in ns, stage, process), in order."""
     found = []
     for path in stages.FOLDER.iterdir():
-        pairs = np.frombuffer(path.read_bytes(), np.int64).reshape(-1, 2)
-        found += [(int(when), stages.NAMES[number], path.name) for number, when in pairs[pairs[:, 1] > 0]]
+        pairs = np.fromfile(path, np.int64).reshape(-1, 2)
+        pairs = pairs[pairs[:, 1] > 0]
+        found += [(when, stages.NAMES[number], path.name) for number, when in pairs.tolist()]
     return sorted(found)
 
 
 def passed(notes, seen):
     """For each request of a lone caller: when it passed each stage, in microseconds since it was sent."""
-    times, at, found = [when for when, *_ in notes], 0, []
+    times, found = np.array([when for when, *_ in notes]), []
     for sent, ms in zip(seen.sent, seen.ms, strict=True):
         begin, end = round(1e9 * sent), round(1e9 * sent + 1e6 * ms)
-        at = int(np.searchsorted(times, begin))
         mine = {SENT: 0.0}
-        while at < len(notes) and times[at] <= end:
-            mine.setdefault(notes[at][1], (times[at] - begin) / 1e3)
-            at += 1
+        for when, stage, _ in notes[np.searchsorted(times, begin) : np.searchsorted(times, end, "right")]:
+            mine.setdefault(stage, (when - begin) / 1e3)
         found.append({**mine, RECEIVED: 1e3 * ms})
     return found
 
@@ -135,10 +134,21 @@ def table(columns):
     return lines
 
 
-def profile(folder, runtime, seconds, shared_memory, say):
+def pin(cpus, worker):
+    """Front, hosts, and clients started from now on, each on a set of processors of its own: "0-1,2-3,4-5"."""
+    sets = [set(range(int(low), int(high) + 1)) for low, _, high in (each.partition("-") for each in cpus.split(","))]
+    for pid, mine in [(worker.pid, sets[0]), *((pid, sets[1]) for pid in worker.host_pids())]:
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            os.sched_setaffinity(int(thread.name), mine)
+    os.sched_setaffinity(0, sets[2])
+
+
+def profile(folder, runtime, seconds, shared_memory, say, cpus="", **environment):
     kind = "shared memory" if shared_memory else "binary"
-    with noted(folder, runtime) as (worker, inputs):
+    with noted(folder, runtime, **environment) as (worker, inputs):
         request = gpu_serving.write_request(worker, folder, inputs, shared_memory)
+        if cpus:
+            pin(cpus, worker)
         time.sleep(1.0)
 
         def ask(for_seconds, how):
@@ -200,16 +210,21 @@ def main():
     parser.add_argument("--seconds", type=float, default=2.0)
     parser.add_argument("--stops", type=int, default=0)
     parser.add_argument("--only", choices=("shared", "binary", "stops"), default="")
+    parser.add_argument("--cpus", default="", help='of front, hosts and clients: "0-1,2-3,4-5"')
+    parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="of the worker's environment")
     parser.add_argument("--out", type=Path, default=Path(tempfile.gettempdir()) / "trtmodel-stages.json")
     given = parser.parse_args()
-    found = {}
+    found, environment = {}, dict(each.split("=", 1) for each in given.set)
     with tempfile.TemporaryDirectory() as folder:
         for shared_memory in (True, False):
             name = "shared" if shared_memory else "binary"
             if given.only in ("", name):
                 place = Path(folder, name)
                 place.mkdir()
-                found[name] = profile(place, given.runtime, given.seconds, shared_memory, print)
+                print(f"{name} {environment or ''}", flush=True)
+                found[name] = profile(
+                    place, given.runtime, given.seconds, shared_memory, print, given.cpus, **environment
+                )
         if given.stops:
             place = Path(folder, "stops")
             place.mkdir()
