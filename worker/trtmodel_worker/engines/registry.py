@@ -8,13 +8,11 @@ without arguments, gives a `Runtime`. A name of ours cannot be replaced that way
 from __future__ import annotations
 
 import importlib
-from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, cast
-
-from trtmodel_worker.engines.building import Builder
 
 if TYPE_CHECKING:  # NumPy, which takes longer to import than a look at the machine
     from trtmodel_worker.engines.base import Runtime
+    from trtmodel_worker.engines.building import Builder
 
 ENTRY_POINTS = "trtmodel.runtimes"
 _FACTORIES = {
@@ -32,6 +30,8 @@ def runtime(name: str) -> Runtime:
     if name in _FACTORIES:
         module, factory = _FACTORIES[name]
         return cast("Runtime", getattr(importlib.import_module(module), factory)())
+    from importlib.metadata import entry_points  # 40 of the 250 ms in which a host comes up: few need it
+
     others = entry_points(group=ENTRY_POINTS)
     for entry in others:
         if entry.name == name:
