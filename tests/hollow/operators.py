@@ -45,6 +45,10 @@ class OperatorProcess:
         self.process.wait()
 
     @property
+    def metrics_port(self) -> int:
+        return int(self._settings["TRTMODEL_METRICS_PORT"])
+
+    @property
     def log(self) -> str:
         return self._log.read_text()
 
