@@ -1,4 +1,5 @@
-"""What Kubernetes and the Jobs would do: Jobs end at once with a result, Deployments get pods that are Ready.
+"""What Kubernetes and the Jobs would do: Jobs end at once with a result, Deployments get pods that are Ready. Only a
+build of a source below `HELD` never ends.
 
 Does not model: scheduling, rolling updates, scale-in order, garbage collection, failures.
 """
@@ -35,6 +36,7 @@ NODE = "hollow"
 LABEL_MODEL = "trtmodel.io/model"
 LABEL_ROLE = "trtmodel.io/role"
 ENV_MODEL_UID = "TRTMODEL_MODEL_UID"
+HELD = "/held/"
 
 log = logging.getLogger("hollow")
 
@@ -144,7 +146,7 @@ class Controllers:
     async def _job(self, item: Json) -> None:
         uid = item["metadata"]["uid"]
         ended = (item.get("status") or {}).get("conditions")
-        if uid not in self._ended and not ended and not item["spec"].get("suspend"):
+        if uid not in self._ended and not ended and not item["spec"].get("suspend") and not _is_held(item):
             self._ended.add(uid)
             self._begin(self._end_job(item))
 
@@ -194,6 +196,11 @@ def result_of(container: Json) -> JobResult:
     calibration = Calibration(digest, task.calibration.data.samples) if task.calibration else None
     name = revision(Recipe(content, task.engine, calibration))
     return JobResult(Reason.DONE, "", resolve=ResolveResult(content, 1, name, digest, data, (), ()))
+
+
+def _is_held(job: Json) -> bool:
+    container = job["spec"]["template"]["spec"]["containers"][0]
+    return container["args"] == ["build"] and any(HELD in e.get("value", "") for e in container["env"])
 
 
 def _built(task: BuildTask) -> JobResult:
