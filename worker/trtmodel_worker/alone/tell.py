@@ -18,7 +18,7 @@ def as_text(model: str, checked: Checked, digest: str | None) -> str:
     report = checked.report
     lines = [f"{model}: {checked.source.size:,} bytes, sha256 {checked.sha256}"]
     lines.append(
-        f"graph  {report.nodes:,} nodes, IR {report.ir_version}, opset {', '.join(report.opsets)}, "
+        f"graph  {report.nodes:,} nodes, IR {report.ir_version}, opset {', '.join(dict.fromkeys(report.opsets))}, "
         f"{report.weight_bytes:,} bytes of weights{', quantized' if report.quantized else ''}"
     )
     lines += [f"input  {name(t.name)} {t.datatype} {list(t.dims)}" for t in checked.graph.inputs]
