@@ -23,12 +23,12 @@ ON = (
     'metrics.rules.labels={"release":"prometheus"}', 'watchNamespaces=["ml","vision"]',
 )  # fmt: skip
 DEFINITIONS = {
-    "github.com/prometheus-operator/prometheus-operator@v0.86.2": (
+    "github.com/prometheus-operator/prometheus-operator@v0.85.0": (
         "example/prometheus-operator-crd/monitoring.coreos.com_servicemonitors.yaml",
         "example/prometheus-operator-crd/monitoring.coreos.com_podmonitors.yaml",
         "example/prometheus-operator-crd/monitoring.coreos.com_prometheusrules.yaml",
     ),
-    "github.com/kedacore/keda/v2@v2.18.1": ("config/crd/bases/keda.sh_scaledobjects.yaml",),
+    "github.com/kedacore/keda/v2@v2.20.2": ("config/crd/bases/keda.sh_scaledobjects.yaml",),
 }
 DOWNLOAD_SECONDS = 300
 
