@@ -130,6 +130,21 @@ def test_an_upgrade_from_the_former_chart_in_mid_rollout_lets_it_go_on_and_fails
     client.asks_on()
 
 
+def test_a_rollback_of_the_release_brings_the_former_operator_back_and_fails_no_request(
+    world: World, client: Client, operator: Operator
+) -> None:
+    stable, pods, before = revision(world.wait_ready(NAME, 60), "stable"), worker_uids(world), operator.pods()
+    done = helm(world.cluster, "rollback", RELEASE, "--wait", "--timeout", "2m")
+    assert done.returncode == 0, done.stderr
+    until("the operator of before", 60, lambda: operator.pods() and not set(operator.pods()) & set(before))
+    assert "logLevel: DEBUG" not in helm(world.cluster, "get", "values", RELEASE).stdout
+    world.patch(NAME, {"rollout": {"historyLimit": 6}})
+    world.wait_observed(NAME, 60)
+    assert revision(world.wait_ready(NAME, 60), "stable") == stable
+    assert worker_uids(world) == pods
+    client.asks_on()
+
+
 def test_models_serve_while_the_release_is_gone_and_nothing_is_made_anew_when_it_is_back(
     world: World, client: Client, operator: Operator
 ) -> None:
