@@ -33,7 +33,7 @@ class Addresses:
             url = URL(text)
             scheme, host, port = _origin(url)
         except ValueError as e:
-            raise NotAllowed(f"{text[:100]!r} is no address: {e}") from e
+            raise NotAllowed(f"{text.partition('?')[0][:100]!r} is no address: {e}") from e
         parents = [_ANY + host.split(".", i)[i] for i in range(1, host.count(".") + 1)]
         if any((scheme, name, port) in self._origins for name in (host, *parents)):
             return url

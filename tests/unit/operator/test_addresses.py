@@ -80,6 +80,16 @@ def test_the_refusal_names_the_setting_that_would_help() -> None:
         LISTED.check("http://evil.org/x?token=secret")
 
 
+@pytest.mark.parametrize(
+    "address", ["https://h.example.com:99999/x?token=hush", "https://[h/x?token=hush", "nothing?token=hush"]
+)
+def test_the_refusal_tells_no_token_of_the_address(address: str) -> None:
+    with pytest.raises(NotAllowed) as e:
+        LISTED.check(address)
+    assert "is no address" in str(e.value)
+    assert "hush" not in str(e.value)
+
+
 def test_nothing_is_listed_by_default() -> None:
     with pytest.raises(NotAllowed):
         Addresses([]).check("https://hooks.example.com/")
