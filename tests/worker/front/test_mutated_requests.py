@@ -47,6 +47,7 @@ class EchoEngine:
         ranges = {s.name: ShapeRange(*((rows, *s.shape[1:]) for rows in (1, 1, 8))) for s in specs}
         outputs = (*specs, TensorSpec("h", "FP16", (-1,)))
         self.manifest: Any = SimpleNamespace(inputs=tuple(specs), outputs=outputs, profiles=(Profile(ranges),))
+        self.scheduler = SimpleNamespace(comes=lambda: None)
         self.admission = Admission(self.manifest)
         self.codec = Codec("m", "r", self.admission)
         self.stats = RevisionStats()

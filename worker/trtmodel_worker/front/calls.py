@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from trtmodel_worker.front.sharing import ClientFile
 from trtmodel_worker.front.windows import Counters
 
 if TYPE_CHECKING:
@@ -39,14 +40,12 @@ class Unreadable(Exception):
 
 class Elsewhere(Protocol):
     """Bytes of a request that stay where they are until its batch is filled, or run: they are copied once only. They
-    begin at `at` in the open file `descriptor`, which stays open as long as this object is referred to."""
+    begin at `at` in `file`."""
 
     at: int
+    file: ClientFile
 
     def __len__(self) -> int: ...
-
-    @property
-    def descriptor(self) -> int: ...
 
     def read_into(self, place: memoryview) -> None:
         """Raises Unreadable."""

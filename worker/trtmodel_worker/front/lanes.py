@@ -11,8 +11,11 @@ from typing import Protocol
 
 from trtmodel_worker.front.calls import Attempt, Elsewhere
 from trtmodel_worker.front.ladder import Overdue
-from trtmodel_worker.host.wire import WAKE, reads_message
+from trtmodel_worker.front.sharing import ClientFile
+from trtmodel_worker.host.wire import WAKE, file_message, reads_part
 
+_MOST_FILES = 32  # that a lane knows: each is a descriptor of its host
+_next_number = itertools.count(1).__next__
 next_generation = itertools.count(1).__next__  # of all engines: regions are shared between them
 
 
@@ -42,7 +45,7 @@ class LanePort:
     """One lane. `resting`: its host rebuilds it. `probing`: the generation of a probe, or 0. `since`: when it was sent
     something last, or was seen to end. `dying`: its host is about to end."""
 
-    __slots__ = ("attempt", "channel", "dying", "host", "probing", "resting", "since")
+    __slots__ = ("attempt", "channel", "dying", "files", "host", "probing", "resting", "since")
 
     def __init__(self, host: Host, channel: socket.socket) -> None:
         self.host = host
@@ -52,6 +55,33 @@ class LanePort:
         self.probing = 0
         self.since = 0.0
         self.attempt: Attempt | None = None
+        self.files: dict[ClientFile, int] = {}  # those that it knows, and their numbers
+
+    def numbered(self, reads: Sequence[tuple[Elsewhere, int, int, int]]) -> bytes:
+        """The part of a run's message that says what is to be read, after the lane was told of files that it does not
+        know. Raises OSError."""
+        if len(self.files) > _MOST_FILES:
+            for file in list(self.files):
+                self.forget(file)
+        told = []
+        for body, offset, place, size in reads:
+            file = body.file
+            number = self.files.get(file)
+            if number is None:
+                number = _next_number()
+                self.channel.send(file_message(number))
+                socket.send_fds(self.channel, [b"f"], [file.reader])
+                self.files[file] = number
+                file.lanes.add(self)
+            told.append((number, body.at + offset, place, size))
+        return reads_part(told)
+
+    def forget(self, file: ClientFile) -> None:
+        number = self.files.pop(file, None)
+        file.lanes.discard(self)
+        if number is not None:
+            with contextlib.suppress(OSError):  # its host is gone, or will be ended since it does not listen
+                self.channel.send(file_message(number, forget=True))
 
     @property
     def busy(self) -> bool:
@@ -94,6 +124,9 @@ class Lanes:
         """The lanes that were its."""
         self.suspend(host)
         gone = [lane for lane in self.all if lane.host is host]
+        for lane in gone:
+            for file in list(lane.files):
+                lane.forget(file)
         self.all = [lane for lane in self.all if lane.host is not host]
         return gone
 
@@ -124,12 +157,13 @@ class Lanes:
         self.free.remove(lane)
         lane.since = time.monotonic()
         try:
-            lane.channel.send(message)
-            if reads:
-                _tell(lane.channel, reads)
+            lane.channel.send(message + lane.numbered(reads) if reads else message)
         except OSError as e:
             lane.host.hung_up(f"its lane failed: {e}")
             return False
+        for body, *_ in reads:
+            if body.file.gone:
+                lane.forget(body.file)
         return True
 
     def wake(self) -> None:
@@ -146,13 +180,3 @@ class Lanes:
     def _is_late(self, lane: LanePort, now: float) -> bool:
         attempt = lane.attempt
         return attempt is not None and now - lane.since > self._overdue.after(attempt.batch.bucket)
-
-
-def _tell(channel: socket.socket, reads: Sequence[tuple[Elsewhere, int, int, int]]) -> None:
-    """Each file's descriptor goes along once. Raises OSError."""
-    numbers: dict[int, int] = {}
-    told = [
-        (numbers.setdefault(body.descriptor, len(numbers)), body.at + offset, place, size)
-        for body, offset, place, size in reads
-    ]
-    socket.send_fds(channel, [reads_message(told)], list(numbers))

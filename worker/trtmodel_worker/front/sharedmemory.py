@@ -19,7 +19,7 @@ from typing import Any
 from trtmodel_worker.front.calls import Unreadable
 from trtmodel_worker.front.jsoncodec import short
 from trtmodel_worker.front.models import Invalid
-from trtmodel_worker.front.sharing import Sharing
+from trtmodel_worker.front.sharing import ClientFile, Sharing
 from trtmodel_worker.host.reading import Unread, read_into
 
 DIRECTORY = "/dev/shm"  # noqa: S108 - POSIX shared memory: where shm_open has its files on Linux
@@ -39,51 +39,31 @@ class MemoryRef:
     size: int
 
 
-class _File:
-    """Closed when nobody refers to it any more: a request that waits may outlive its region's registration, and the
-    number of a closed descriptor may be another file's next. `reader`: for engine hosts, which write nothing there."""
-
-    __slots__ = ("fd", "reader")
-
-    def __init__(self, fd: int) -> None:
-        """Raises OSError. The descriptor is closed in any case."""
-        self.fd = self.reader = fd
-        self.reader = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
-
-    def __del__(self) -> None:
-        for fd in {self.fd, self.reader}:
-            os.close(fd)
-
-
 @dataclass(frozen=True)
 class _Region:
     key: str
     offset: int
     size: int
-    file: _File
+    file: ClientFile
 
 
 class RegionBytes:
     """An Elsewhere: bytes of a region. The client leaves them as they are until it has its answer."""
 
-    __slots__ = ("_file", "_name", "_size", "at")
+    __slots__ = ("_name", "_size", "at", "file")
 
-    def __init__(self, name: str, file: _File, at: int, size: int) -> None:
+    def __init__(self, name: str, file: ClientFile, at: int, size: int) -> None:
         self._name = name
-        self._file = file
+        self.file = file
         self._size = size
         self.at = at
 
     def __len__(self) -> int:
         return self._size
 
-    @property
-    def descriptor(self) -> int:
-        return self._file.reader
-
     def read_into(self, place: memoryview) -> None:
         try:
-            read_into(place, self._file.reader, self.at)
+            read_into(place, self.file.reader, self.at)
         except Unread as e:
             raise Unreadable(f"the region {self._name!r}: {e}") from e
 
@@ -126,7 +106,7 @@ class Regions:
         if len(self._regions) >= self.most:
             raise Invalid(f"{self.most} regions are registered already: unregister those that are not used")
         try:
-            file = _File(self._open(key.removeprefix("/")))
+            file = ClientFile(self._open(key.removeprefix("/")))
         except OSError as e:
             raise Invalid(f"the shared memory {short(key)} cannot be opened: {e.strerror}") from e
         _check_within(file.fd, offset + size, key)

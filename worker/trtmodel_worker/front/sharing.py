@@ -1,16 +1,43 @@
-"""Which files of clients are told to engine hosts whose devices read them by themselves: see ``host/sharing.py``."""
+"""Files of clients, and who knows them: lanes that have read them, and hosts whose devices read them by themselves
+(see ``host/sharing.py``)."""
 
 from __future__ import annotations
 
+import os
 from typing import Protocol
 
 from trtmodel_worker.host.wire import FORGET, SHARE
 
 
-class ClientFile(Protocol):
-    """`reader`: a descriptor that can only be read from."""
+class Knower(Protocol):
+    """A lane."""
 
-    reader: int
+    def forget(self, file: ClientFile) -> None: ...
+
+
+class ClientFile:
+    """An open file. Closed when nobody refers to it any more: a request that waits may outlive its region's
+    registration, and the number of a closed descriptor may be another file's next. `reader`: for engine hosts, which
+    write nothing there. `lanes` that know it. `gone`: it is registered no more."""
+
+    __slots__ = ("fd", "gone", "lanes", "reader")
+
+    def __init__(self, fd: int) -> None:
+        """Raises OSError. The descriptor is closed in any case."""
+        self.fd = self.reader = fd
+        self.gone = False
+        self.lanes: set[Knower] = set()
+        self.reader = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+
+    def leave(self) -> None:
+        """No request will name it any more; some may be on their way."""
+        self.gone = True
+        for lane in list(self.lanes):
+            lane.forget(self)
+
+    def __del__(self) -> None:
+        for fd in {self.fd, self.reader}:
+            os.close(fd)
 
 
 class Reader(Protocol):
@@ -37,6 +64,7 @@ class Sharing:
 
     def remove(self, file: ClientFile) -> None:
         self._files.remove(file)
+        file.leave()
         self._tell(FORGET, file)
 
     def join(self, host: Reader) -> None:

@@ -50,9 +50,11 @@ from trtmodel_worker.host.wire import (
     has_reads,
     is_followed_soon,
     is_probe,
+    parse_file,
     parse_generation,
     parse_run,
     rested_message,
+    run_bytes,
 )
 
 log = logging.getLogger(__name__)
@@ -196,6 +198,8 @@ class LaneServer:
         self._base = arena.address if shared is not None else 0
         self._inputs = [(s.name, DTYPES[s.datatype]) for s in manifest.inputs]
         self._ranks = [len(s.shape) for s in manifest.inputs]
+        self._run_bytes = run_bytes(self._ranks)
+        self._files = reading.Files()
         self._outputs = manifest.outputs
         self._dtypes = {s.name: DTYPES[s.datatype] for s in manifest.outputs}
         self._prepared: dict[bytes, _Prepared] = {}
@@ -210,7 +214,11 @@ class LaneServer:
                     if self._wakes:
                         cast("WakingLane", self._lane).wake()
                     continue
-                send(self._serve(data, reading.receive(self._channel) if has_reads(data) else ()))
+                file = parse_file(data)
+                if file is not None:
+                    self._files.told(*file, self._channel)
+                    continue
+                send(self._serve(data))
                 if self._suspect:
                     send(self._rebuild())
         except MessageError:
@@ -229,11 +237,11 @@ class LaneServer:
                 continue
         return receive(MAX_MESSAGE_BYTES)
 
-    def _serve(self, data: bytes, reads: Sequence[reading.Read]) -> bytes:
+    def _serve(self, data: bytes) -> bytes:
         generation, started = 0, time.perf_counter_ns()
         try:
             generation = parse_generation(data)
-            places = self._probe() if is_probe(data) else self._run(data, reads)
+            places = self._probe() if is_probe(data) else self._run(data)
             return answer_message(generation, time.perf_counter_ns() - started, places)
         except MessageError:
             _end_confused()
@@ -245,8 +253,9 @@ class LaneServer:
             log.exception("the engine broke its protocol")
             failure, text = FailureClass.INTERNAL, f"{type(e).__name__}: {e}"
         finally:
-            if reads:
-                self._leave(reads)
+            for file in self._taken:
+                cast("Shared", self._shared).give(file)
+            self._taken.clear()
         self._suspect = failure is FailureClass.RECOVERABLE
         return failure_message(generation, failure, time.perf_counter_ns() - started, text)
 
@@ -276,15 +285,13 @@ class LaneServer:
         except reading.Unread as e:
             raise InvalidInput(f"an input in shared memory: {e}") from e
 
-    def _leave(self, reads: Sequence[reading.Read]) -> None:
-        for file in self._taken:
-            assert self._shared is not None
-            self._shared.give(file)
-        self._taken.clear()
-        reading.close(reads)
-
-    def _run(self, data: bytes, reads: Sequence[reading.Read]) -> Places:
-        elsewhere = self._fetch(reads) if reads else []
+    def _run(self, data: bytes) -> Places:
+        reads: Sequence[reading.Read] = ()
+        elsewhere: Sequence[Elsewhere] = ()
+        if has_reads(data):
+            reads = self._files.reads(data[self._run_bytes :])
+            elsewhere = self._fetch(reads)
+            data = data[: self._run_bytes]
         prepared = self._prepared.get(data[8:])
         if prepared is not None:
             if _run_bound(prepared.bound, elsewhere):

@@ -1,7 +1,7 @@
 """Large inputs that lie in a client's file are read where they are run: the front's one loop would spend more time on
 copying them than on everything else (4 rows of 588 KiB: 0.5 of the 0.6 ms that it took for a request).
 
-The front sends what is to be read, with descriptors, right after the run's message (see wire.py).
+What is to be read is told with the run; the front has sent the files' descriptors before (see wire.py).
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import os
 import socket
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -20,8 +19,7 @@ WORTH_BYTES = 64 << 10
 ALONE_BYTES = 1 << 20
 """The same while nobody else wants anything of the front's loop: then telling only takes time."""
 MOST_READS = 200
-"""Of a batch: as many descriptors fit into one message (253, Linux)."""
-_MOST_MESSAGE_BYTES = 32 * MOST_READS  # no more room than that: to get it takes longer than to read
+"""Of a batch."""
 _PART_BYTES = 2 << 20  # that much takes a thread some 400 us (5 GB/s was seen), several times what waking another takes
 _MOST_READERS = 4
 
@@ -39,20 +37,30 @@ class Read(NamedTuple):
     size: int
 
 
-def receive(channel: socket.socket) -> list[Read]:
-    """What the front sends after a run's message. `close` the descriptors. Raises MessageError, OSError."""
-    data, descriptors, _, _ = socket.recv_fds(channel, _MOST_MESSAGE_BYTES, MOST_READS, socket.MSG_CMSG_CLOEXEC)
-    try:
-        return [Read(descriptors[index], *rest) for index, *rest in parse_reads(data, len(descriptors))]
-    except MessageError:
-        for descriptor in descriptors:
-            os.close(descriptor)
-        raise
+class Files:
+    """Those that have a number on a lane: to send a descriptor with each run took as long as to read 100 KiB."""
 
+    def __init__(self) -> None:
+        self._descriptors: dict[int, int] = {}
 
-def close(reads: Sequence[Read]) -> None:
-    for descriptor in {read.descriptor for read in reads}:
-        os.close(descriptor)
+    def told(self, number: int, forget: bool, channel: socket.socket) -> None:
+        """Raises MessageError, OSError."""
+        if forget:
+            descriptor = self._descriptors.pop(number, -1)
+            if descriptor >= 0:
+                os.close(descriptor)
+            return
+        _, descriptors, _, _ = socket.recv_fds(channel, 1, 1, socket.MSG_CMSG_CLOEXEC)
+        if len(descriptors) != 1 or number in self._descriptors:
+            raise MessageError(f"file {number} came with {len(descriptors)} descriptors, or a second time")
+        self._descriptors[number] = descriptors[0]
+
+    def reads(self, data: bytes) -> list[Read]:
+        """Raises MessageError."""
+        try:
+            return [Read(self._descriptors[number], at, place, size) for number, at, place, size in parse_reads(data)]
+        except KeyError as e:
+            raise MessageError(f"what is to be read lies in file {e}, which has no such number") from e
 
 
 def read_into(place: memoryview, descriptor: int, at: int) -> None:

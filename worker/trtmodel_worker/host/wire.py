@@ -4,8 +4,9 @@ On a lane every message is one datagram of 64-bit integers (the socket keeps bou
 
     run      [generation, output offset, output bytes, (input offset, dim, dim ...) per input]
              bit 62 of the first word: the next message comes soon after the answer
-             bit 61: another datagram follows at once, with descriptors of files
-    reads    [(which descriptor, offset in the file, offset in the arena, bytes) ...]      what has to be read first
+             bit 61: behind it [(number of a file, offset in it, offset in the arena, bytes) ...]: to be read first
+    file     bit 60, number, 0       the next datagram has the descriptor of the file that has this number on this lane
+    forget   bit 60, number, 1       it has no more
     answer   [generation, 0, compute ns, (output offset, rank, dim ...) per output]
     failure  [generation, class, compute ns] + text in UTF-8
     probe    [generation, 0, 0]      run the golden samples on this lane; the answer has no outputs
@@ -37,6 +38,7 @@ SHARE, FORGET = b"share", b"forget"
 WAKE = _HEAD.pack(1 << 62, 0, 0)
 _SOON = 1 << 62
 _READS = 1 << 61
+_FILE = 1 << 60
 _FLAGS = _SOON | _READS
 
 
@@ -128,6 +130,11 @@ def run_message(
     return struct.pack(f"<{len(words)}q", *words)
 
 
+def run_bytes(ranks: Sequence[int]) -> int:
+    """Of a run's message without what is to be read."""
+    return 8 * (3 + len(ranks) + sum(ranks))
+
+
 def probe_message(generation: int) -> bytes:
     return _HEAD.pack(generation, 0, 0)
 
@@ -150,22 +157,33 @@ def is_followed_soon(data: bytes) -> bool:
 
 
 def has_reads(data: bytes) -> bool:
-    """Whether what is to be read for this run is in the next datagram."""
+    """Whether there are things to be read for this run."""
     return len(data) >= _HEAD.size and bool(data[7] & 0x20)
 
 
-def reads_message(reads: Iterable[tuple[int, int, int, int]]) -> bytes:
+def file_message(number: int, *, forget: bool = False) -> bytes:
+    return _HEAD.pack(_FILE, number, forget)
+
+
+def parse_file(data: bytes) -> tuple[int, bool] | None:
+    """The number of a file, and whether it is to be forgotten; None if the message is another one."""
+    if len(data) != _HEAD.size or not data[7] & 0x10:
+        return None
+    _, number, forget = _HEAD.unpack(data)
+    return number, bool(forget)
+
+
+def reads_part(reads: Iterable[tuple[int, int, int, int]]) -> bytes:
     words = [word for read in reads for word in read]
     return struct.pack(f"<{len(words)}q", *words)
 
 
-def parse_reads(data: bytes, descriptors: int) -> list[tuple[int, int, int, int]]:
+def parse_reads(data: bytes) -> list[tuple[int, int, int, int]]:
     """Raises MessageError."""
-    words = _words(data)
-    if len(words) % 4:
-        raise MessageError(f"{len(words)} words do not tell what is to be read")
-    found = list(zip(*[iter(words)] * 4, strict=True))
-    if any(not 0 <= index < descriptors or min(rest) < 0 for index, *rest in found):
+    if len(data) % 32:
+        raise MessageError(f"{len(data)} bytes do not tell what is to be read")
+    found = list(struct.iter_unpack("<4q", data))
+    if any(min(read) < 0 for read in found):
         raise MessageError("what is to be read lies nowhere")
     return found
 

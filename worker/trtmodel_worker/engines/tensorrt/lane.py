@@ -182,7 +182,10 @@ class TensorRtLane:
 class TensorRtBound:
     """See the FetchingBound protocol. Holds the arrays whose addresses are copied from and to."""
 
-    __slots__ = ("_copies_in", "_copies_out", "_inputs", "_lane", "_moved", "_runs", "_shapes", "outputs")
+    __slots__ = (
+        "_copies_in", "_copies_out", "_elsewhere", "_fetched", "_inputs", "_lane", "_moved", "_runs", "_shapes",
+        "outputs",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -197,13 +200,17 @@ class TensorRtBound:
         self._lane, self._runs, self._shapes, self._inputs = lane, runs, shapes, inputs
         self._copies_in, self._copies_out = copies_in, copies_out
         self._moved = lane.moved
+        self._elsewhere: Sequence[Elsewhere] = ()  # of the last time: most often it is there again
+        self._fetched: list[Copy] = copies_in
         self.outputs = outputs
 
     def run(self) -> bool:
         return self._run(self._copies_in)
 
     def run_from(self, elsewhere: Sequence[Elsewhere]) -> bool:
-        return self._run(_fetched(self._copies_in, elsewhere))
+        if elsewhere != self._elsewhere:
+            self._fetched, self._elsewhere = _fetched(self._copies_in, elsewhere), elsewhere
+        return self._run(self._fetched)
 
     def _run(self, copies_in: list[Copy]) -> bool:
         if self._lane.moved != self._moved and isinstance(self._runs, Context):
