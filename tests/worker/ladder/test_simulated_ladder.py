@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -464,6 +465,20 @@ def test_slow_runs_get_no_double_load_though_each_host_has_one_lane_that_says_no
         assert engine.scheduler.running == 3, "one of them was hedged, and only one"
         await w.settle()
         assert all(len(request.answers) == 1 for request in requests)
+
+    run(story)
+
+
+def test_it_is_told_when_a_lane_gets_a_request_and_when_the_last_one_was_answered() -> None:
+    async def story(w: World) -> None:
+        engine = w.engine(lanes=2)
+        scheduler, seen = engine.scheduler, list[tuple[int, int]]()
+        scheduler.on_load = lambda: seen.append((scheduler.running, scheduler.waiting))
+        scheduler.batchable = False
+        for _ in range(3):  # the third waits for a lane
+            w.send(engine)
+        await w.settle()
+        assert [load for load, _ in itertools.groupby(seen)] == [(1, 2), (2, 1), (2, 0), (1, 0), (0, 0)]
 
     run(story)
 
