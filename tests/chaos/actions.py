@@ -23,8 +23,8 @@ from chaos.machine import Machine
 from chaos.plan import Action
 from chaos.subject import NAMESPACE, RELEASE, SYSTEM, Away, Subject, asked, patiently
 
-CANARY_SECONDS = 40.0  # that an edit waits for a canary
-JOB_SECONDS = 20.0  # that a kill waits for a Job to run
+CANARY_SECONDS = 60.0  # that an edit waits for a canary
+JOB_SECONDS = 45.0  # that a kill waits for a Job to run
 READY_SECONDS, ALONE_SECONDS = 20.0, 40.0  # ready and left alone for so long: a worker that others may lean on
 AGAIN_SECONDS = 1.0  # from one look for new operators to the next
 KNOWN_SECONDS = 5.0  # after kubelet or API server came back
