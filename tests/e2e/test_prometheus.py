@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 
 import pytest
+import yaml
 from debian_prometheus import Missing, programs
 from prometheus_server import ROOT, Prometheus, discovered, documented
 
@@ -21,6 +22,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(300)]
 
 NAMESPACE = "e2e-watched"
 NAME = "watched"
+AUTOSCALING = ROOT / "examples" / "autoscaling"
 DASHBOARD = ROOT / "charts" / "trtmodel-operator" / "files" / "dashboard.json"
 VARIABLES = {"$namespace": f"{NAMESPACE}", "$model": NAME, "$__rate_interval": "20s"}
 ROW = sources.samples(1)[0].tolist()
@@ -100,6 +102,18 @@ def test_the_labels_that_alerts_and_dashboard_use_are_there(served: World, prome
     stage = f'trtmodel_operator_model_stage{{namespace="{NAMESPACE}", name="{NAME}"}}'
     (series,) = until("a stage", 60, lambda: prometheus.query(stage))
     assert series["metric"]["stage"] == "Serving"
+
+
+def test_the_queries_of_the_examples_for_autoscalers_give_a_share(prometheus: Prometheus) -> None:
+    keda = yaml.safe_load((AUTOSCALING / "keda.yaml").read_text())
+    (trigger,) = keda["spec"]["triggers"]
+    of_keda = trigger["metadata"]["query"].replace('"ml"', f'"{NAMESPACE}"').replace('"magika"', f'"{NAME}"')
+    (rule,) = yaml.safe_load((AUTOSCALING / "adapter-rules.yaml").read_text())["rules"]["custom"]
+    of_adapter = rule["metricsQuery"].replace("<<.GroupBy>>", "model")
+    of_adapter = of_adapter.replace("<<.LabelMatchers>>", f'namespace="{NAMESPACE}", model="{NAME}"')
+    for query in (of_keda, of_adapter):
+        (series,) = until(query, 60, lambda query=query: prometheus.query(query), prometheus.log)
+        assert 0 <= float(series["value"][1]) <= 1
 
 
 def test_a_model_that_cannot_be_built_raises_its_alert_and_no_other_model_does(

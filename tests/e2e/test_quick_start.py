@@ -7,15 +7,19 @@ out.
 
 from __future__ import annotations
 
+import contextlib
 import re
+import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from botocore.exceptions import ClientError
 
 from .cluster import Cluster
 from .install import ROOT, Operator
+from .s3 import Store
 from .world import CHILDREN, World, revision, until
 
 SECONDS = 780
@@ -24,7 +28,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.night, pytest.mark.
 PAGE = ROOT / "docs" / "quickstart.md"
 BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 ELSEWHERE = "example.com"
-SYSTEM = "trtmodel"
+SYSTEM, BUCKET = "trtmodel", "quickstart"
 PROMOTED = re.compile(r"^([0-9a-f]{10}) +Promoted", re.MULTILINE)
 
 
@@ -59,6 +63,8 @@ def world(cluster: Cluster, operator: Operator) -> Iterator[World]:
     def clear() -> None:
         cluster.kubectl("delete", "trtmodel/digits", "secret/s3-credentials", "-n", "default", "--ignore-not-found")
         cluster.kubectl("delete", "namespace", SYSTEM, "--ignore-not-found", "--timeout=50s")
+        with contextlib.suppress(ClientError):  # there is no such bucket
+            Store(cluster.environment).delete(BUCKET, "")
 
     clear()
     yield World(cluster, "default", (SYSTEM, "trtmodel-operator"))
@@ -66,12 +72,13 @@ def world(cluster: Cluster, operator: Operator) -> Iterator[World]:
 
 
 @pytest.fixture
-def clone(tmp_path: Path) -> Path:
+def clone(tmp_path: Path) -> Iterator[Path]:
     """A directory with the files of the repository and nothing that was installed or made."""
     for entry in ROOT.iterdir():
         if not entry.name.startswith("."):
             (tmp_path / entry.name).symlink_to(entry)
-    return tmp_path
+    yield tmp_path
+    shutil.rmtree(tmp_path / "venv", ignore_errors=True)  # pytest keeps directories, and this one is large
 
 
 def test_its_commands_lead_from_nothing_to_a_promoted_revision_and_back(

@@ -46,7 +46,8 @@ MOVES: Mapping[str, Advice] = {
     "Holding": Advice("The candidate answers on the workers of this step, and is watched."),
     "NoTraffic": Advice(
         "The step's workers got no requests, so there is nothing to compare.",
-        "Send requests, lower `rollout.analysis.minRequests`, or `kubectl trtmodel abort` the rollout.",
+        "Send requests, have golden samples run (`rollout.analysis.noData: Synthetic`), or decide yourself: `kubectl "
+        "trtmodel promote` or `abort`.",
     ),
     "Inconclusive": Advice(
         "The hold is over, and the figures allow no verdict yet.",
