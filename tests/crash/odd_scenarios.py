@@ -21,6 +21,7 @@ from acts import (
     heals,
     in_step,
     job,
+    kills,
     on_canary,
     phase,
     serving,
@@ -114,6 +115,22 @@ ODD: dict[str, tuple[dict[str, Any], Script]] = {
     ),
     "two targets, one of them fails": (_TWO, ((_UP, applies("s3://m/half")),)),
     "status edited to nonsense in mid-canary": (SPEC, ((_UP, applies(B)), (on_canary, writes_nonsense))),
+    "worker on another kind of node joins in mid-canary": (
+        SPEC,
+        ((_UP, applies(B)), (on_canary, both(sets(node="other"), kills(False)))),
+    ),
+    "target added in mid-canary": (
+        {**SPEC, "serving": {"replicas": 2}},
+        ((_UP, applies(B)), (on_canary, edits(targets=[{"name": "default"}, {"name": "other"}]))),
+    ),
+    "target renamed together with the model, then the model set back for a while": (
+        {**SPEC, "serving": {"replicas": 2}},
+        (
+            (_UP, edits(targets=[{"name": "other"}], source__uri=B)),
+            (stalled("NoEngineForLoadKey"), applies(A)),
+            (_UP, applies(B)),
+        ),
+    ),
 }
 
 ENDS: dict[str, str] = {
@@ -132,4 +149,9 @@ ENDS: dict[str, str] = {
     "tried again and again": "broken Serving: Promoted, Promoted",
     "two targets, one of them fails": "a ErrorRateTooHigh: RolledBack, Promoted",
     "status edited to nonsense in mid-canary": "b Serving: Promoted",
+    "worker on another kind of node joins in mid-canary": "b Serving: Promoted, Promoted",
+    "target added in mid-canary": "b Serving: Promoted, Promoted",
+    "target renamed together with the model, then the model set back for a while": (
+        "b Serving: Promoted, Superseded, Promoted"
+    ),
 }

@@ -35,8 +35,13 @@ def check_promotion(world: World, model: Json, new: Json) -> None:
     for target, mine in _wanted(world, model["spec"]):
         assert len(mine) >= max(1, model["spec"]["serving"]["replicas"]), "promoted with workers missing"
         digests = {a["loadKey"]: a["manifestDigest"] for a in candidate["artifacts"] if a["target"] == target}
+        before = (old["stable"] or candidate)["artifacts"]
+        served = {a["loadKey"] for a in before if a["target"] == target}  # the others answered nobody
         for worker in mine:
-            digest = digests[str(load_key(target, worker.node, worker.image))]
+            key = str(load_key(target, worker.node, worker.image))
+            if key not in served:
+                continue
+            digest = digests[key]
             assert worker.reachable, f"promoted although {worker.uid} is unknown"
             engines = worker.report(world).models[KEY[1]].engines
             ready = {e.manifest_digest for e in engines if e.state is EngineState.READY}

@@ -72,6 +72,8 @@ def holders(seen: Observed, memory: Memory, *, routed_only: bool = False) -> lis
         if target.name in step.failed:
             continue  # it went back alone
         workers = facts.present(seen, target.name)
+        if not step.back:
+            workers = [w for w in workers if takes_part(memory, w)]
         if step.back or step.index >= len(steps):
             chosen += [w for w in workers if not routed_only or routes(seen, w, candidate)]
         elif workers:
@@ -93,7 +95,36 @@ def unprepared(seen: Observed, memory: Memory) -> tuple[list[ObservedWorker], li
         return lacking, [t.name for t in spec.targets if sum(w.target == t.name for w in members) != least]
     missing = [w for w in members if not facts.holds(seen, w, facts.digest_for(w, memory.candidate))]
     least = spec.serving.replicas if step.back or step.index >= len(spec.rollout.steps) else 1
-    return missing, [t.name for t in spec.targets if sum(w.target == t.name for w in members) < least]
+    counted = [w.target for w in members]
+    if not step.back:
+        counted += [w.target for w in facts.present(seen) if not takes_part(memory, w)]
+    tried = [t.name for t in spec.targets if step.back or tried_on(seen, memory, t.name)]
+    return missing, [name for name in tried if counted.count(name) < least]
+
+
+def takes_part(memory: Memory, worker: ObservedWorker) -> bool:
+    """Whether an engine may be tried on it. A worker that there is no engine of stable for (its target was added since,
+    or it has another device) answers nobody: there is nothing to compare with or to go back to. It gets the revision
+    when that is promoted, and holds up nothing until then."""
+    mine = [a.load_key for a in memory.stable.artifacts if a.target == worker.target] if memory.stable else []
+    key = facts.load_key(worker)
+    return bool(mine) and (not key or key in mine)
+
+
+def tried_on(seen: Observed, memory: Memory, target: str) -> bool:
+    """Whether the workers of this target have a say in a trial."""
+    if memory.stable is None or all(a.target != target for a in memory.stable.artifacts):
+        return False
+    workers = facts.present(seen, target)
+    return not workers or any(takes_part(memory, w) for w in workers)
+
+
+def nobody_can_try(seen: Observed, memory: Memory) -> bool:
+    """Every target that the spec names is without an engine of stable."""
+    on_trial = memory.candidate is not None and memory.stable is not None and memory.step is not None
+    if not on_trial or memory.step is None or memory.step.back or trial(memory) is not None or seen.spec is None:
+        return False
+    return not any(tried_on(seen, memory, t.name) for t in seen.spec.targets)
 
 
 def dose(seen: Observed, memory: Memory) -> tuple[int, int]:

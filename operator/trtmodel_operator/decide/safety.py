@@ -13,7 +13,7 @@ from trtmodel_contract.jobs import Reason
 
 from trtmodel_operator import analysis, facts, reasons
 from trtmodel_operator.decide import builds, fleet, gates, platforms
-from trtmodel_operator.decide.members import answers, awaited, dose, holders, routes, trial
+from trtmodel_operator.decide.members import answers, awaited, dose, holders, nobody_can_try, routes, trial, tried_on
 from trtmodel_operator.decide.turn import (
     MESSAGE_LENGTH,
     SOON,
@@ -270,7 +270,7 @@ def _waiting_for(turn: Turn) -> str:
     memory = turn.memory
     if turn.spec.serving.replicas == 0 or (memory.step is not None and memory.step.failed):
         return ""  # nothing is wanted, or a person is waited for
-    if awaited(turn):
+    if awaited(turn) or nobody_can_try(turn.seen, memory):
         return ""
     if memory.candidate is None:
         if gates.confirms_rollouts(turn):
@@ -293,7 +293,7 @@ def _waiting_for(turn: Turn) -> str:
 def _looks(turn: Turn, stable: Deployed, candidate: Deployed, limits: AnalysisSpec) -> dict[str, analysis.Look]:
     """The figures of each target that the candidate is still on."""
     failed = turn.memory.step.failed if turn.memory.step else {}
-    names = [t.name for t in turn.spec.targets if t.name not in failed]
+    names = [t.name for t in turn.spec.targets if t.name not in failed and tried_on(turn.seen, turn.memory, t.name)]
     return {name: _look_at(turn, facts.present(turn.seen, name), stable, candidate, limits) for name in names}
 
 

@@ -16,6 +16,7 @@ from trtmodel_operator.decide.members import (
     awaited,
     budget_is_spent,
     holders,
+    nobody_can_try,
     one_engine,
     passed,
     trial,
@@ -103,6 +104,8 @@ def prepare(turn: Turn) -> Outcome | None:
     memory, candidate, step = turn.memory, turn.memory.candidate, turn.memory.step
     if candidate is None or step is None:
         return None
+    if nobody_can_try(turn.seen, memory):
+        return _nobody_can_try(turn, candidate)
     members = holders(turn.seen, memory)
     last = step.index >= len(turn.spec.rollout.steps)
     identity = short_hash(*sorted(w.uid for w in members))
@@ -123,6 +126,18 @@ def prepare(turn: Turn) -> Outcome | None:
         return Outcome(Situation(Stage.STALLED, reasons.DEADLINE, message, _summary(turn, members)), LATER)
     message = what + why + patience(turn)
     return Outcome(Situation(Stage.PREPARING, reasons.PREPARING, message, _summary(turn, members)), SOON)
+
+
+def _nobody_can_try(turn: Turn, candidate: Deployed) -> Outcome:
+    """Targets and model were changed together, so that none of the workers to come can answer with stable."""
+    stable = turn.memory.stable.revision if turn.memory.stable is not None else ""
+    names = ", ".join(t.name for t in turn.spec.targets)
+    message = (
+        f"{candidate.revision} cannot be tried: {stable} has no engine for target {names}, so there is nothing that "
+        "it could be compared with or go back to, and the workers of before serve on. Set the model back to what "
+        f"{stable} is made of: when its engine serves on the new targets, change the model"
+    )
+    return Outcome(Situation(Stage.STALLED, reasons.NO_ENGINE_FOR_LOAD_KEY, message))
 
 
 def _come(turn: Turn, name: str, members: list[ObservedWorker]) -> Outcome:
