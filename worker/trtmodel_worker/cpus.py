@@ -9,11 +9,12 @@ from pathlib import Path
 def usable_cpus(cgroup: Path = Path("/sys/fs/cgroup")) -> float:
     """The affinity mask, limited by the cgroup's quota: 0.5 is half of one CPU's time."""
     allowed = len(os.sched_getaffinity(0))
-    quota = _quota(cgroup)
+    quota = cpu_limit(cgroup)
     return allowed if quota is None else min(allowed, quota)
 
 
-def _quota(cgroup: Path) -> float | None:
+def cpu_limit(cgroup: Path = Path("/sys/fs/cgroup")) -> float | None:
+    """The cgroup's quota; None if there is none."""
     try:
         limit, period = (cgroup / "cpu.max").read_text().split()
         return None if limit == "max" else int(limit) / int(period)

@@ -11,6 +11,7 @@ from trtmodel_contract.control import CONTROL_PORT, HTTP_PORT, METRICS_PORT
 
 MIB = 1 << 20
 N = TypeVar("N", int, float)
+_CORES = {"Auto": None, "Own": True, "Any": False}
 
 
 class SettingsError(ValueError):
@@ -32,7 +33,8 @@ class Settings:
     (it is parsed on the loop, so a large one would delay all others). `staging_bytes`: bodies held at once.
     `output_bytes`: room for an output whose shape depends on the data. `spin_seconds`: how long front and host look for
     a lone client's next message before they sleep: lower latency, for up to two busy CPUs while it asks without pause;
-    0 for never, None for Auto: 0.2 ms, or 1 ms with a GPU, and never below 4 CPUs."""
+    0 for never, None for Auto: 0.2 ms, or 1 ms with a GPU, and never below 4 CPUs. `own_core`: the front's loop has a
+    core for itself; None for Auto, where the processors are this container's alone: see placement.py."""
 
     pod: str
     pod_uid: str
@@ -71,6 +73,7 @@ class Settings:
     prepare_seconds: float = 600.0
     hang_seconds: float = 5.0
     spin_seconds: float | None = None
+    own_core: bool | None = None
 
 
 def from_environment(env: Mapping[str, str]) -> Settings:
@@ -113,6 +116,7 @@ def from_environment(env: Mapping[str, str]) -> Settings:
         prepare_seconds=_number(env, "TRTMODEL_PREPARE_SECONDS", float, 600.0, low=1.0, high=86400.0),
         hang_seconds=_number(env, "TRTMODEL_HANG_SECONDS", float, 5.0, low=0.1, high=3600.0),
         spin_seconds=_spin(env),
+        own_core=_CORES[_choice(env, "TRTMODEL_FRONT_CORE", tuple(_CORES))],
     )
 
 

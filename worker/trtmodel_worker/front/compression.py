@@ -14,6 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from trtmodel_worker.front.request import JSON_HEAD, NO_ROOM, OUR_FAULT, RETRY_AFTER, Request
+from trtmodel_worker.placement import step_aside
 
 log = logging.getLogger(__name__)
 CODINGS = {b"gzip": 31, b"x-gzip": 31, b"deflate": 15}
@@ -68,7 +69,7 @@ Refuse = Callable[[Request, int, str, bytes], None]
 class Compression:
     def __init__(self, refuse: Refuse) -> None:
         self._refuse = refuse
-        self._threads = ThreadPoolExecutor(_THREADS, "compression")
+        self._threads = ThreadPoolExecutor(_THREADS, "compression", step_aside)
 
     def inflate(self, request: Request, coding: bytes, limit: int, then: Callable[[Request], None]) -> None:
         """Go on with `then` when the request's body is what was compressed, or refuse the request."""

@@ -33,7 +33,7 @@ from trtmodel_worker.front.pulse import Crowd, Pulse
 from trtmodel_worker.front.sharing import Sharing
 from trtmodel_worker.host.arena import Arena, sealed_bytes
 from trtmodel_worker.host.wire import MAX_MESSAGE_BYTES, HostConfig, Ready, Refused
-from trtmodel_worker.slices import ask_for_slices
+from trtmodel_worker.placement import leave_to_front
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ class Hosts:
         self._pulses: dict[EngineHost, Pulse] = {}
         self._has_device = True
         # The front's slices are not for who prepares.
-        self._parent = ThreadPoolExecutor(1, "host-parent", ask_for_slices, (0.0,))
+        self._parent = ThreadPoolExecutor(1, "host-parent", leave_to_front)
 
     def look(self) -> None:
         """A request was given to a lane, or has been answered: what is prepared meanwhile makes way, or goes on."""

@@ -10,8 +10,10 @@ import logging
 import os
 import resource
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from typing import NoReturn
 
+from trtmodel_worker.cpus import cpu_limit
 from trtmodel_worker.front.control import ControlEndpoints
 from trtmodel_worker.front.endpoints import Endpoints, Limits
 from trtmodel_worker.front.http import HttpServer
@@ -21,6 +23,7 @@ from trtmodel_worker.front.shadow import Shadow
 from trtmodel_worker.front.tracing import Tracing, recorder_of
 from trtmodel_worker.front.worker import Worker
 from trtmodel_worker.gateway.supervisor import Gateway
+from trtmodel_worker.placement import fronts_core, step_aside, take, thread_siblings
 from trtmodel_worker.settings import MIB, Settings, SettingsError, from_environment
 from trtmodel_worker.slices import FRONT_SECONDS, ask_for_slices
 
@@ -64,6 +67,11 @@ def _run() -> int:
 async def serve(settings: Settings) -> int:
     """Run the worker. Returns when it was told to end and has answered everything."""
     worker = Worker(settings)
+    core = fronts_core(settings.own_core, os.sched_getaffinity(0), cpu_limit(), thread_siblings)
+    if core:
+        log.info("the front has the processors %s for itself", sorted(core))
+        take(core)
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(initializer=step_aside))
     limits = Limits(settings.body_bytes, settings.json_bytes, settings.request_seconds)
     tracing = Tracing(recorder_of(os.environ, settings.model))
     shadow = Shadow(worker.router, worker.windows, settings.request_seconds)

@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 from trtmodel_worker.front.artifacts import Refused
-from trtmodel_worker.slices import ask_for_slices
+from trtmodel_worker.placement import leave_to_front
 
 T = TypeVar("T")
 THREADS = 2
@@ -26,7 +26,7 @@ class Reading:
         self.hanging = 0
         self._most = threads
         # The loop's slices are not for who hashes gigabytes.
-        self._threads = ThreadPoolExecutor(threads, name, ask_for_slices, (0.0,))
+        self._threads = ThreadPoolExecutor(threads, name, leave_to_front)
 
     async def run(self, seconds: float, what: str, work: Callable[[], T], lost: Callable[[T], None]) -> T:
         """What `work` returns or raises. After `seconds`, or when it is cancelled, nobody waits any more: then `lost`

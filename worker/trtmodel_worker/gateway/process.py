@@ -8,7 +8,7 @@ import json
 import logging
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +33,8 @@ _QUIET_SECONDS = 1.0  # who called within it may be about to call again
 @dataclass(frozen=True)
 class GatewayConfig:
     """`address`: as gRPC writes it. `drain_seconds`: how long it accepts after it was told to end,
-    since endpoints lag. `finish_seconds`: after that, for clients to leave and calls to be answered."""
+    since endpoints lag. `finish_seconds`: after that, for clients to leave and calls to be answered. `cpus` that it may
+    run on, if not all."""
 
     address: str
     front: str
@@ -42,6 +43,7 @@ class GatewayConfig:
     drain_seconds: float
     finish_seconds: float
     parent_pid: int
+    cpus: Sequence[int] = ()
 
 
 def run(config: GatewayConfig) -> int:
@@ -50,6 +52,8 @@ def run(config: GatewayConfig) -> int:
     if os.getppid() != config.parent_pid:
         return 1  # it ended before it could be tied to us
     ask_for_slices(0.0)  # the front's are not for what costs more than it
+    if config.cpus:
+        os.sched_setaffinity(0, config.cpus)
     gc.freeze()  # modules are no work for the garbage collector
     loop = uvloop.new_event_loop()
     asyncio.set_event_loop(loop)

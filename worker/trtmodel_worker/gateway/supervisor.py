@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 from trtmodel_worker.environment import scrubbed
+from trtmodel_worker.placement import others
 from trtmodel_worker.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -42,6 +43,7 @@ class Gateway:
             "drain_seconds": settings.drain_seconds,
             "finish_seconds": finish_seconds,
             "parent_pid": os.getpid(),
+            "cpus": sorted(others()),
         }
         self._command = (sys.executable, "-m", "trtmodel_worker.gateway", json.dumps(config))
         self._process: asyncio.subprocess.Process | None = None
