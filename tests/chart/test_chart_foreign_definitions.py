@@ -1,4 +1,5 @@
-"""What the chart and the examples make for Prometheus Operator and KEDA is what these take.
+"""What the chart and the examples make for Prometheus Operator and KEDA is what these take, and its pods are what a
+namespace takes that enforces the Pod Security Standard "restricted".
 
 A real API server validates it by their own definitions, from their Go modules, and refuses what is unknown."""
 
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from chart_helm import CHART, Helm
+from chart_helm import CHART, Helm, Json, one
 from hollow.plane import ControlPlane
 from localcluster import host, settings
 
@@ -49,7 +50,8 @@ def module(name: str) -> Path:
 @pytest.fixture(scope="module")
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     with ControlPlane(tmp_path_factory.mktemp("plane")) as running:
-        running.install_crd("ops", "ml")
+        running.install_crd("ops", "ml", "strict")
+        running.kubectl("label", "namespace", "strict", "pod-security.kubernetes.io/enforce=restricted")
         for name, files in DEFINITIONS.items():
             folder = module(name)
             for file in files:
@@ -75,3 +77,20 @@ def test_the_example_of_an_autoscaler_is_taken(plane: ControlPlane, file: str) -
     assert yaml.safe_load(text)["metadata"]["namespace"] == "ml"
     taken = plane.kubectl("apply", "--dry-run=server", "--validate=strict", "-f", "-", text=text)
     assert "created (server dry run)" in taken
+
+
+def test_a_namespace_that_enforces_restricted_takes_the_operators_pod_and_that_of_helm_test(
+    helm: Helm, plane: ControlPlane
+) -> None:
+    objects = helm.template('caBundle.configMap="company-ca"')
+    operator = one(objects, "Deployment")["spec"]["template"]
+    pods = {"operator": operator["spec"] | {"serviceAccountName": "default"}, "asks": one(objects, "Pod")["spec"]}
+
+    def put(name: str, spec: Json) -> str:
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": "strict"}, "spec": spec}
+        return plane.kubectl("apply", "--dry-run=server", "--validate=strict", "-f", "-", text=json.dumps(pod))
+
+    for name, spec in pods.items():
+        assert f"pod/{name} created (server dry run)" in put(name, spec)
+        with pytest.raises(RuntimeError, match="violates PodSecurity"):
+            put(name, spec | {"hostNetwork": True})

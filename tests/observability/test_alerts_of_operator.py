@@ -132,6 +132,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     with contextlib.ExitStack() as stack:
         plane = stack.enter_context(ControlPlane(folder / "plane"))
         plane.install_crd(NAMESPACE, TEAM)
+        # Every worker and Job is made under it: a pod that is not so restricted would be refused.
+        plane.kubectl("label", "namespace", TEAM, "pod-security.kubernetes.io/enforce=restricted")
         cluster = stack.enter_context(TroubledCluster(plane.kubeconfig("hollow"), "127.68.0.1"))
         operator = stack.enter_context(OperatorProcess(plane.kubeconfig("operator"), folder, OPERATOR))
         found = World(plane, cluster, operator)
