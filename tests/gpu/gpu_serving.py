@@ -26,6 +26,7 @@ ROOT = HERE.parents[1]
 SHM_PREFIX = "trtmodel-gpu-"
 READY_SECONDS = 180.0
 GOLDEN_ROWS = 2
+ASKED = dict(each.split("=", 1) for each in os.environ.get("TRTMODEL_GPU_SET", "").split())
 
 
 def load(model, lanes=1):
@@ -81,7 +82,7 @@ class Served:
         settings = {
             "TRTMODEL_RUNTIME": runtime, "TRTMODEL_CONTEXTS": str(lanes), "TRTMODEL_HOSTS": str(hosts),
             "TRTMODEL_SHARED_MEMORY_PREFIX": SHM_PREFIX, "TRTMODEL_BATCH_BUCKETS": "1,2,4,8,16,32",
-            "PYTHONPATH": search_path(), **kept, **environment,
+            "PYTHONPATH": search_path(), **kept, **ASKED, **environment,
         }  # fmt: skip
         self.worker = WorkerProcess(folder / "worker", self.operator, self.bucket, **settings)
         self.clients = 0
