@@ -90,8 +90,8 @@ def warnings(manifest: dict[str, Any]) -> Iterator[schema.Finding]:
         yield schema.Finding(
             "spec.rollout.analysis.minRequests",
             f"{asked.min_requests:,} requests cannot prove that errors rise by less than {limit:g} "
-            f"(maxErrorRateIncrease): even without a failure that takes {needed:,}. With fewer, which is where golden "
-            "samples (noData Synthetic) end, the verdict stays Inconclusive until progressDeadline. "
+            f"(maxErrorRateIncrease): even without a failure that takes {needed:,}. With fewer the verdict is Inconclusive, "
+            "and the step waits for more. "
             f"Give minRequests {needed} or more, or maxErrorRateIncrease {enough:g} or more",
         )
 

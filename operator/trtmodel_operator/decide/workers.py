@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from trtmodel_contract.codec import canonical, encode
 from trtmodel_contract.control import Fence, Role
+from trtmodel_contract.gate import Verdict
 from trtmodel_contract.identity import Storage, short_hash
 
 from trtmodel_operator import facts, manifests
@@ -157,9 +158,16 @@ def _signal(turn: Turn, worker: ObservedWorker, tries: bool) -> Signal | None:
 
 def _synthetic(turn: Turn) -> int:
     """How many requests each routed engine should have in this window, golden samples included; 0: all come by
-    themselves."""
+    themselves. Where as many as `minRequests` prove nothing either way, twice as many are asked for, and so on: no
+    others would come."""
     step, spec = turn.memory.step, turn.seen.spec
-    return spec.rollout.analysis.min_requests if spec is not None and step is not None and step.synthetic else 0
+    if spec is None or step is None or not step.synthetic:
+        return 0
+    wanted = spec.rollout.analysis.min_requests
+    open_ = step.verdict == Verdict.INCONCLUSIVE.value and all(c.verdict == Verdict.PASS.value for c in step.checks)
+    while open_ and wanted <= max(step.counted.values(), default=0):
+        wanted *= 2
+    return wanted
 
 
 def _route(turn: Turn, worker: ObservedWorker) -> str:

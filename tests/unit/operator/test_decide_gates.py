@@ -426,6 +426,20 @@ def test_golden_samples_that_succeed_pass_the_step_and_are_named_in_its_sentence
     assert "200 of the candidate's requests were golden samples" in step.sentence
 
 
+def test_golden_samples_go_on_twice_as_many_each_time_while_they_prove_nothing() -> None:
+    seen = canary(serving(A, **judged_by(noData="Synthetic", maxErrorRateIncrease=0.01)))  # which 268 prove
+    told: list[int] = []
+    for _ in range(20):
+        decision = decide(seen)
+        told += [s.synthetic for s in of(decision, Signal) if s.synthetic]
+        if decision.memory.step is None or decision.memory.step.index:
+            break
+        seen = after(seen, decision, nothing, requests=told[-1] if told else 0)
+    assert sorted(set(told)) == [150, 300]
+    assert decision.memory.step is not None
+    assert decision.memory.step.index == 1
+
+
 def synthetic(seen: Scene) -> Scene:
     """All that was counted were golden samples."""
     for worker in seen.workers:
