@@ -182,7 +182,7 @@ def stop_hosts(folder, runtime, times, say):
         time.sleep(2.5)
         marks = []
         for i in range(times):
-            pid = worker.host_pids()[i % 2]
+            pid = gpu_serving.busiest(worker.host_pids(), 0.3)
             marks.append((pid, time.monotonic()))
             with gpu_serving.stopped(pid):
                 time.sleep(STOP_SECONDS)
