@@ -7,6 +7,7 @@ neither aiohttp's errors nor timeouts, so every failure is turned into one Clust
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 import time
@@ -31,6 +32,9 @@ PAGE = 100
 # a minute; the API server's own priority and fairness guards it, and its 429 is honoured.
 WRITES_PER_SECOND = 100.0
 WRITE_BURST = 200
+# Calls under way at a time, and so the connections that a storm opens: each costs us and the API server as much as half a
+# write. The Lease's are not among them, nor are watches, which hold a connection each (five for each namespace).
+CALLS_AT_ONCE = 32
 WATCH_SECONDS = 300  # after which the API server ends a watch, so that watches spread over its replicas again
 TOO_MANY_REQUESTS = 429
 QUIET_MOST = 10.0  # seconds that all calls wait at most when the server asks for it; a pass must end in 45
@@ -98,6 +102,8 @@ class Api:
         self.may_write: Callable[[], bool] = lambda: True
         # A proxy for the outside world, set in the environment, must not carry the traffic to the API server.
         settings.client_session_kwargs = {"trust_env": False}
+        settings.connection_pool_maxsize = 0  # no limit of the client's: watches alone may be more than its hundred
+        self._gate = asyncio.Semaphore(CALLS_AT_ONCE)
         self._client = ApiClient(settings)
         self._client.user_agent = "trtmodel-operator"
         self._on_call = on_call
@@ -110,10 +116,8 @@ class Api:
 
     async def get(self, path: str, *, urgent: bool = False) -> Json | None:
         """None if there is no such object. `urgent`: also while the server asks us to wait."""
-        if not urgent:
-            await self._while_asked_to_wait()
         try:
-            return await self._call("GET", path)
+            return await self._read(path, urgent=urgent)
         except ClusterError as e:
             if e.status == 404:
                 return None
@@ -136,8 +140,7 @@ class Api:
         the continuation expired."""
         query = {"limit": str(PAGE)} | ({"labelSelector": selector} if selector else {})
         while True:
-            await self._while_asked_to_wait()
-            page = await self._call("GET", path, query=query)
+            page = await self._read(path, query)
             meta = page.get("metadata") or {}
             # Items of a list carry neither kind nor apiVersion.
             kind = str(page.get("kind", "")).removesuffix("List")
@@ -248,16 +251,25 @@ class Api:
     ) -> Json:
         if throttled:
             await self._bucket.take()
-        if not always:
+        async with contextlib.nullcontext() if always else self._gate:
+            if not always:
+                await self._while_asked_to_wait()
+            if fenced and not self.may_write():  # the last thing before it is sent
+                raise ClusterError(method, path, "this process could not renew its lease: another may lead by now")
+            try:
+                return await self._call(method, path, body=body, query=query, content_type=content_type)
+            except ClusterError as e:
+                if e.status == 409:
+                    raise Conflict(str(e)) from e
+                raise
+
+    async def _read(self, path: str, query: Mapping[str, str] | None = None, *, urgent: bool = False) -> Json:
+        """`urgent`: without waiting for a place, or for what the server asks."""
+        if urgent:
+            return await self._call("GET", path, query=query)
+        async with self._gate:
             await self._while_asked_to_wait()
-        if fenced and not self.may_write():
-            raise ClusterError(method, path, "this process could not renew its lease: another may lead by now")
-        try:
-            return await self._call(method, path, body=body, query=query, content_type=content_type)
-        except ClusterError as e:
-            if e.status == 409:
-                raise Conflict(str(e)) from e
-            raise
+            return await self._call("GET", path, query=query)
 
     async def _call(
         self,

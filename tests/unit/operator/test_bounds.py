@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
 from typing import Any
 
 import pytest
@@ -100,3 +101,45 @@ def test_addresses_of_jobs_that_let_us_wait_are_not_remembered_for_ever(monkeypa
 
     with socket.create_server(("0.0.0.0", 0)) as silent:
         asyncio.run(scene(silent.getsockname()[1]))
+
+
+def test_no_more_calls_are_made_at_a_time_than_the_bound_and_the_lease_and_watches_are_beside_them(
+    api_server: FakeApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(adapter, "CALLS_AT_ONCE", 2)
+    under_way, most, go_on = 0, 0, threading.Event()
+
+    async def slowly(seen: Any) -> None:
+        nonlocal under_way, most
+        if seen.path.endswith("/pods") and "watch" not in seen.query:
+            under_way += 1
+            most = max(most, under_way)
+            while not go_on.is_set():  # noqa: ASYNC110 - another thread sets it
+                await asyncio.sleep(0.005)
+            under_way -= 1
+
+    async def scene(api: Api) -> None:
+        opened, led = asyncio.Event(), [True]
+        api.may_write = lambda: led[0]
+        calls = [asyncio.create_task(api.list_all("/api/v1/pods")) for _ in range(6)]
+        while most < 2:  # noqa: ASYNC110 - what it waits for is no event
+            await asyncio.sleep(0.005)
+        watch = api.watch("/api/v1/pods", "", "1", 20.0, opened.set)
+        watching = asyncio.create_task(anext(watch))  # type: ignore[arg-type]
+        await opened.wait()
+        assert await api.get("/apis/coordination.k8s.io/v1/namespaces/ops/leases/x", urgent=True) is None
+        late = asyncio.create_task(api.create("/api/v1/namespaces/ml/configmaps", {"metadata": {}}, manager="m"))
+        await asyncio.sleep(0.05)
+        assert (under_way, most) == (2, 2)
+        led[0] = False  # while the write waits for its place
+        go_on.set()
+        assert await asyncio.gather(*calls) == [[]] * 6
+        with pytest.raises(ClusterError, match="another may lead"):
+            await late
+        assert most == 2
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+
+    api_server.fault = slowly
+    with_api(api_server, scene)
+    assert api_server.all("configmaps") == []
