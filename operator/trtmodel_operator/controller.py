@@ -17,7 +17,7 @@ from trtmodel_operator.queue import AGAIN, CHANGED, WorkQueue
 WORKERS = 32  # passes at a time: most of a pass is waiting for answers
 # And so many more, only for what people asked for. With hundred changes at once and a server that takes half a second
 # for a write, the first 32 would hold up the others' first action with their own second and third.
-ASKED_WORKERS = 64
+ASKED_WORKERS = 128
 RESYNC = 300.0  # seconds
 AGAIN_RATE = 3.0  # models a second that are looked at again though nothing is known to have changed
 PASS_TIMEOUT = 45.0  # seconds of one pass; less than STUCK, so that a slow API server is no reason to be restarted

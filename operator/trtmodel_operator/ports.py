@@ -167,8 +167,7 @@ class Turns(Protocol):
         ...
 
     async def calm(self, most: float) -> None:
-        """Returns when no change that people made waits for the first act of its pass, at the latest after so many
-        seconds."""
+        """Returns when all passes over what people changed have acted, at the latest after so many seconds."""
         ...
 
 

@@ -69,7 +69,6 @@ class WorkQueue:
         if held is not None:
             del self._lanes[held][key]
         self._lanes[lane][key], self._lane_of[key] = self._now(), lane
-        self._settle()
         self._wake()
 
     def add_after(self, key: Key, seconds: float) -> None:
@@ -108,6 +107,7 @@ class WorkQueue:
         self._running.add(key)
         if lane is self._lanes[ASKED]:
             self._to_act.add(key)
+            self._settle()
         if held := self._timers.pop(key, None):
             held[1].cancel()
         self._wake()  # who was woken for what is left may have found this one
@@ -144,14 +144,14 @@ class WorkQueue:
         self._settle()
 
     async def calm(self, most: float) -> None:
-        """Returns when nothing that people asked for waits for the first act of its pass, at the latest after so many
-        seconds."""
+        """Returns when all passes over what people asked for have acted, at the latest after so many seconds. (What
+        waits in the queue for a pass may need the place of one that waits here.)"""
         if not self._calm.is_set():
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._calm.wait(), most)
 
     def _settle(self) -> None:
-        if self._to_act or self._lanes[ASKED]:
+        if self._to_act:
             self._calm.clear()
         else:
             self._calm.set()

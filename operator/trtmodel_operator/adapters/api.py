@@ -32,8 +32,8 @@ PAGE = 100
 # a minute; the API server's own priority and fairness guards it, and its 429 is honoured.
 WRITES_PER_SECOND = 100.0
 WRITE_BURST = 200
-# Calls under way at a time, and so the connections that a storm opens: each costs us and the API server as much as half a
-# write. The Lease's are not among them, nor are watches, which hold a connection each (five for each namespace).
+# Calls under way at a time, and so the connections that a storm opens: to open one costs as much as half a write. The
+# Lease's are not among them, nor are watches, which hold a connection each (five for each namespace).
 CALLS_AT_ONCE = 32
 WATCH_SECONDS = 300  # after which the API server ends a watch, so that watches spread over its replicas again
 TOO_MANY_REQUESTS = 429
