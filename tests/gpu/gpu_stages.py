@@ -181,7 +181,7 @@ def stop_hosts(folder, runtime, times, say):
         load = gpu_serving.start_client(worker.port, request, 2, 60.0, 0.001)
         time.sleep(2.5)
         marks = []
-        for i in range(times):
+        for _ in range(times):
             pid = gpu_serving.busiest(worker.host_pids(), 0.3)
             marks.append((pid, time.monotonic()))
             with gpu_serving.stopped(pid):
