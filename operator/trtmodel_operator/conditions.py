@@ -93,7 +93,8 @@ def events(
         warning = _BAD_WHEN.get(kind) == state
         if reason not in found or (warning and not found[reason].warning):
             found[reason] = Notice(reason, str(c.get("message")), warning)
-    return [*notices, *found.values()]
+    once = {notice.reason for notice in notices}
+    return [*notices, *(told for told in found.values() if told.reason not in once)]
 
 
 # ---------------------------------------------------------------------------------------------------------------

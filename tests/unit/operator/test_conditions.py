@@ -413,3 +413,13 @@ def test_a_failure_that_is_over_is_not_shown() -> None:
 def test_the_first_rollout_ends_ready() -> None:
     seen, decision = run(has_built(new(), A), reaches("settle"))
     assert dict(conditions.status(seen, decision, {}))["phase"] == "Serving"
+
+
+def test_what_is_told_as_something_that_happened_is_not_told_by_a_condition_again() -> None:
+    """Only the memory was lost, and the conditions of before stand there still."""
+    seen = serving(A)
+    lost = replace(seen, memory=type(seen.memory)())
+    decision = decide(lost)
+    told = conditions.events(status(canary(seen)), dict(conditions.status(lost, decision, {})), decision.notices)
+    assert [n.reason for n in told].count("Adopted") == 1
+    assert next(n for n in told if n.reason == "Adopted").warning
