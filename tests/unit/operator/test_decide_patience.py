@@ -216,3 +216,13 @@ def test_an_absence_counts_for_no_deadline_however_long_the_interval_is(interval
     decision = decide(later(seen, every + away))
     assert decision.memory.candidate is not None
     assert decision.memory.waited == waited
+
+
+@pytest.mark.parametrize("policy", ["Hold", "Promote"])
+def test_without_enough_requests_golden_samples_run_only_where_the_policy_says_so(policy: str) -> None:
+    seen = canary(serving(A, rollout__analysis={"interval": "5s", "minRequests": 150, "noData": policy}))
+    for _ in range(12):
+        decision = decide(seen)
+        assert {s.synthetic for s in of(decision, Signal)} <= {0}
+        assert decision.memory.step is None or not decision.memory.step.synthetic
+        seen = later(busy(obey(seen, decision, seconds=0), requests=2), 5)
