@@ -19,12 +19,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "cluster"))
 
 from localcluster import binaries, controlplane, node, settings
 from localcluster.processes import Components
-from localcluster.settings import KUBERNETES_VERSION
+from localcluster.settings import KUBERNETES_VERSION, ClusterError
 
 __all__ = ["KUBERNETES_VERSION", "Machine"]
 
 COMMENT = "trtmodel-chaos"
 DEAD_SECONDS = 15.0
+AGAIN_SECONDS = 0.2
 CALL_SECONDS = 20.0
 # What watches the API server. Each waits up to a minute before it asks again one that was away twice (80 s were seen
 # until the kubelet heard of a new pod): a Service leads to dead workers for so long, and no new one begins.
@@ -59,7 +60,18 @@ class Machine:
         return known.pid
 
     def start_components(self) -> None:
-        """Those that do not run, as `cluster up` would; does not wait for them."""
+        """Those that do not run, as `cluster up` would; does not wait for them. One that was killed may hold its port
+        for some moments longer, on a busy machine: tried again. Raises ClusterError."""
+        deadline = time.monotonic() + DEAD_SECONDS
+        while True:
+            try:
+                return self._start()
+            except ClusterError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(AGAIN_SECONDS)
+
+    def _start(self) -> None:
         controlplane.start_storage(self._settings, self._components, self._built)
         controlplane.start_controllers(self._settings, self._components, self._built)
         node.start(self._settings, self._components, self._built)

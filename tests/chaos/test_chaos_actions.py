@@ -183,3 +183,20 @@ def test_what_watches_the_api_server_is_started_again_when_it_is_back_and_its_ab
     done.clear()
     assert stand.does(plan.KUBELET, seconds=0.01)
     assert done == ["kill kubelet", "start"]
+
+
+def test_a_component_whose_port_is_not_free_yet_is_started_a_moment_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+
+    def start(_: machine.Machine) -> None:
+        tried.append(1)
+        if len(tried) < 3:
+            raise machine.ClusterError("another program listens already")
+
+    monkeypatch.setattr(machine.Machine, "_start", start)
+    object.__new__(machine.Machine).start_components()
+    assert len(tried) == 3
+    monkeypatch.setattr(machine, "DEAD_SECONDS", 0.0)
+    tried.clear()
+    with pytest.raises(machine.ClusterError):
+        object.__new__(machine.Machine).start_components()
