@@ -54,7 +54,7 @@ class Ledger:
     def violation(self, invariant: str, text: str) -> None:
         with self._lock:
             self.broken[invariant] += 1
-            self.first.setdefault(invariant, f"{time.time() - self._began:.1f} s: {text}")
+            self.first.setdefault(invariant, f"{time.time() - self._began:.1f} s: {_short(text)}")
             told = self.broken[invariant] <= MOST_TOLD
         if told:
             self.tell("!! BROKEN", f"{invariant}: {text}")
@@ -126,3 +126,9 @@ class Ledger:
         back less than `after` seconds before."""
         with self._lock:
             return not any(span.begin <= at <= span.end + after for span in self._blind)
+
+
+def _short(text: str) -> str:
+    """Of a traceback, what was done and what came of it."""
+    lines = text.strip().splitlines()
+    return text.strip() if len(lines) < 2 else f"{lines[0]} ... {lines[-1]}"

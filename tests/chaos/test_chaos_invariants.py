@@ -274,7 +274,9 @@ def test_a_run_that_cannot_even_begin_is_a_broken_one_and_raises_nothing() -> No
     stage = SimpleNamespace(prepare=fail, heal=lambda: None, machine=logs)
     result = run.run_seed(stage, 7, 1)  # type: ignore[arg-type]
     assert result.broken == {"the run came to its end": 1}
-    assert "no cluster" in result.first["the run came to its end"]
+    first = result.first["the run came to its end"]
+    assert first.endswith("RuntimeError: no cluster")
+    assert "File" not in first
 
 
 # ----------------------------------------------------------------------------------------------------------- traffic
