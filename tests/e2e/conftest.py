@@ -29,6 +29,7 @@ NAMESPACES = (
     "e2e-targets",
     "e2e-faults",
     "e2e-memory",
+    "e2e-mishaps",
     "e2e-scenarios",
     "e2e-more",
 )
