@@ -222,3 +222,14 @@ def test_with_policy_availability_nobody_is_told_to_leave() -> None:
         assert not any(s.may_drain for s in of(decision, Signal))
         seen = obey(seen, decision)
     assert seen.memory.candidate is not None
+
+
+def test_the_only_worker_that_is_ready_is_not_told_to_change_even_where_downtime_is_allowed() -> None:
+    seen = serving(A, replicas=2, rollout__memoryPolicy="Resource", rollout__allowDowntime=True)
+    seen = asks_for(seen, B)
+    one, other = seen.workers
+    alone = with_worker(seen, other.uid, ready=False, report=None, silence="connection refused")
+    assert not [s for s in of(decide(alone), Signal) if any(e.revision == B for e in s.engines)]
+    both = of(decide(seen), Signal)
+    assert len([s for s in both if any(e.revision == B for e in s.engines)]) == 1
+    assert one.ready
