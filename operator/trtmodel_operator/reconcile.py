@@ -57,7 +57,7 @@ ATTEMPTS = 3  # at once, when somebody else writes the object between our read a
 UNANSWERED = 5.0  # seconds after which a worker that could not be told is told again
 # Seconds that what is told in status waits at most while changes of other models wait for the first thing that is done
 # about them: with hundred of them at once, every second write would be such a tale.
-TELL_LATER = 1.0
+TELL_LATER = 2.0
 PROGRESS = 4.0  # seconds between two looks at a Job that says how far it is
 MOVING = (Stage.DEPLOYING, Stage.PREPARING, Stage.CANARY, Stage.PROMOTING)  # what workers say decides what comes next
 REFUSALS = (400, 403, 404, 405, 413, 415, 422)  # the API server's answer to what will be wrong the next time too
