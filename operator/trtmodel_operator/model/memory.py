@@ -12,6 +12,7 @@ from trtmodel_operator.model.checks import Check
 
 SEQUENCE_MOST = 2**52  # that is believed of a worker, a pointer or a status: twice that is the end of the numbers
 
+
 @dataclass(frozen=True)
 class Artifact:
     """One engine of a revision on one target. `load_key` is the key's text, which is all that a boot pointer keeps of
