@@ -117,7 +117,9 @@ def graph(panel: Row, data: Sequence[tuple[int, float]]) -> str:
     ]
     for models, value in data:
         parts.append(f'<circle cx="{x(models):.0f}" cy="{y(value):.1f}" r="3" fill="{LINE}"/>')
-        parts.append(text(max(x(models), LEFT + 18), y(value) - 8, f"{value:,.{panel.digits}f}", 'text-anchor="middle"'))
+        parts.append(
+            text(max(x(models), LEFT + 18), y(value) - 8, f"{value:,.{panel.digits}f}", 'text-anchor="middle"')
+        )
         parts.append(text(x(models), HEIGHT - BOTTOM + 15, f"{models:,}", 'text-anchor="middle"'))
     return "".join(parts)
 
