@@ -90,8 +90,8 @@ def warnings(manifest: dict[str, Any]) -> Iterator[schema.Finding]:
         yield schema.Finding(
             "spec.rollout.analysis.minRequests",
             f"{asked.min_requests:,} requests cannot prove that errors rise by less than {limit:g} "
-            f"(maxErrorRateIncrease): even without a failure that takes {needed:,}. With fewer the verdict is Inconclusive, "
-            "and the step waits for more. "
+            f"(maxErrorRateIncrease): even without a failure that takes {needed:,}. With fewer the verdict is "
+            "Inconclusive, and the step waits for more. "
             f"Give minRequests {needed} or more, or maxErrorRateIncrease {enough:g} or more",
         )
 
