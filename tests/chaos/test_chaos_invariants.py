@@ -128,11 +128,12 @@ def test_a_worker_is_asked_itself_while_nobody_can_tell_of_it(monkeypatch: pytes
     monkeypatch.setattr(watch.Watch, "_asked", lambda self, p: said[p["metadata"]["name"]])
     ledger = Ledger()
     ledger.hit(MODEL, "hit")
+    begin = time.time()
     workers = [pod("a"), pod("hit"), pod("late", ready=False)]
     for found in (workers, [*workers, pod("b")]):
         eye = watch.Watch({}, None, ledger)  # type: ignore[arg-type]
         for n in range(3):
-            eye._look_at_workers(MODEL, found, BEGIN + n * watch.LASTING_SECONDS)
+            eye._look_at_workers(MODEL, found, begin + n * watch.LASTING_SECONDS)
         assert eye.looks_at_workers == 3
         assert ledger.broken == ({} if found is workers else {watch.NOT_READY: 1})
 
