@@ -198,7 +198,6 @@ class Api:
     ) -> Json:
         """Raises Conflict if it exists. `always`: at once, and whatever `may_write` says; not `fenced`: the latter."""
         query = {"fieldManager": manager}
-        fenced = fenced and not always
         return await self._write("POST", path, body, query, throttled=throttled, always=always, fenced=fenced)
 
     async def replace(
@@ -207,7 +206,7 @@ class Api:
         """With metadata.resourceVersion as precondition: raises Conflict. `always`: at once, and whatever `may_write`
         says."""
         query = {"fieldManager": manager}
-        return await self._write("PUT", path, body, query, throttled=throttled, always=always, fenced=not always)
+        return await self._write("PUT", path, body, query, throttled=throttled, always=always)
 
     async def apply(self, path: str, body: Json, *, manager: str) -> Json:
         """Server-side apply that takes over fields of others. Raises Conflict if `body` has a resourceVersion that is
@@ -254,7 +253,7 @@ class Api:
         async with contextlib.nullcontext() if always else self._gate:
             if not always:
                 await self._while_asked_to_wait()
-            if fenced and not self.may_write():  # the last thing before it is sent
+            if fenced and not always and not self.may_write():  # the last thing before it is sent
                 raise ClusterError(method, path, "this process could not renew its lease: another may lead by now")
             try:
                 return await self._call(method, path, body=body, query=query, content_type=content_type)
