@@ -11,7 +11,7 @@ from trtmodel_contract.gate import Verdict
 from trtmodel_contract.identity import short_hash
 
 from trtmodel_operator import analysis, reasons
-from trtmodel_operator.decide.turn import LATER, LEAST_GAP, Outcome, Turn, interval, patience
+from trtmodel_operator.decide.turn import LATER, LEAST_GAP, Outcome, Turn, interval, overdue, patience
 from trtmodel_operator.envelope import envelope
 from trtmodel_operator.model import (
     Answer,
@@ -66,10 +66,9 @@ def confirm_rollout(turn: Turn, revision: str) -> Outcome | None:
     if not missing:
         return None
     message = f"{revision} passed its gate. Its rollout waits for {'; '.join(missing)}"
-    deadline = turn.spec.rollout.progress_deadline
-    if turn.memory.waiting == confirmation(revision) and turn.memory.waited >= deadline:
-        message += f". This takes longer than progressDeadline ({deadline:g} s); it goes on when all of them say yes"
-        return Outcome(Situation(Stage.STALLED, reasons.DEADLINE, message, "to be confirmed"), LATER)
+    late = turn.memory.waited >= turn.spec.rollout.progress_deadline
+    if late and turn.memory.waiting == confirmation(revision):
+        return overdue(turn, message, "to be confirmed", "it goes on when all of them say yes")
     message += patience(turn, "a wait for this model ends, and it is asked on")
     return Outcome(Situation(Stage.PREPARING, reasons.AWAITING_CONFIRMATION, message, "to be confirmed", True), LATER)
 

@@ -11,7 +11,7 @@ from trtmodel_operator import facts, reasons
 from trtmodel_operator.decide import builds
 from trtmodel_operator.decide.members import holders, leaves, unprepared
 from trtmodel_operator.decide.steps import why_unprepared
-from trtmodel_operator.decide.turn import LATER, SOON, Outcome, Turn, patience, record, reject, steps_key
+from trtmodel_operator.decide.turn import LATER, SOON, Outcome, Turn, overdue, patience, record, reject, steps_key
 from trtmodel_operator.model import Deployed, Situation, Stage, StepMemory
 
 WHY = "a person asked to go back"
@@ -31,10 +31,9 @@ def going_back(turn: Turn) -> Outcome | None:
     message = (
         f"going back to {candidate.revision}, which is being loaded on {where}{why}. {memory.stable.revision} serves"
     )
-    deadline = turn.spec.rollout.progress_deadline
-    if memory.waited >= deadline:  # the rule `deadline_passed` left it: it is the environment's fault
-        message += f". This takes longer than progressDeadline ({deadline:g} s); it goes on when it can, or use abort"
-        return Outcome(Situation(Stage.STALLED, reasons.DEADLINE, message, f"back to {candidate.revision}"), LATER)
+    if memory.waited >= turn.spec.rollout.progress_deadline:
+        # The rule `deadline_passed` left it: it is the environment's fault.
+        return overdue(turn, message, f"back to {candidate.revision}", "it goes on when it can, or use abort")
     if turn.spec.serving.replicas:  # scaled to zero, nobody loads anything and no clock runs
         message += patience(turn, f"{memory.stable.revision} stays")
     soon = SOON if turn.spec.serving.replicas else LATER

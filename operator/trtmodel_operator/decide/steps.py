@@ -22,7 +22,7 @@ from trtmodel_operator.decide.members import (
     trial,
     unprepared,
 )
-from trtmodel_operator.decide.turn import LATER, SOON, Outcome, Turn, patience, record, steps_key
+from trtmodel_operator.decide.turn import LATER, SOON, Outcome, Turn, overdue, patience, record, steps_key
 from trtmodel_operator.decide.workers import new_window
 from trtmodel_operator.model import Deployed, ObservedWorker, Situation, Stage, StepMemory
 
@@ -49,8 +49,7 @@ def first_rollout(turn: Turn) -> Outcome | None:
         return Outcome(Situation(Stage.SERVING, reasons.PROMOTED, message), SOON)
     message = f"{candidate.revision} is deployed for the first time: {_missing(turn, candidate)}"
     if memory.waited >= turn.spec.rollout.progress_deadline:
-        message += f". This takes longer than progressDeadline ({turn.spec.rollout.progress_deadline:g} s)"
-        return Outcome(Situation(Stage.STALLED, reasons.DEADLINE, message, "first rollout"), LATER)
+        return overdue(turn, message, "first rollout")
     return Outcome(Situation(Stage.DEPLOYING, reasons.DEPLOYING, message + patience(turn), "first rollout"), SOON)
 
 
@@ -120,10 +119,9 @@ def prepare(turn: Turn) -> Outcome | None:
         return _come(turn, candidate.revision, members)
     what = f"{candidate.revision} is being prepared on {facts.names(missing or members) or 'workers to come'}"
     why = why_unprepared(turn, candidate, missing, short)
-    deadline = turn.spec.rollout.progress_deadline
-    if memory.waited >= deadline:  # the rule `deadline_passed` left it: it is the environment's fault
-        message = f"{what}{why}. This takes longer than progressDeadline ({deadline:g} s); it goes on when it can"
-        return Outcome(Situation(Stage.STALLED, reasons.DEADLINE, message, _summary(turn, members)), LATER)
+    if memory.waited >= turn.spec.rollout.progress_deadline:
+        # The rule `deadline_passed` left it: it is the environment's fault.
+        return overdue(turn, what + why, _summary(turn, members), "it goes on when it can")
     message = what + why + patience(turn)
     return Outcome(Situation(Stage.PREPARING, reasons.PREPARING, message, _summary(turn, members)), SOON)
 

@@ -126,6 +126,12 @@ def _kept(entries: tuple[HistoryEntry, ...], limit: int) -> tuple[HistoryEntry, 
     return tuple(e for e in entries if any(e is k for k in (*promoted, *others)))
 
 
+def overdue(turn: Turn, message: str, progress: str, then: str = "") -> Outcome:
+    """What is waited for beyond progressDeadline, since nothing would be won by taking it back; and what it takes."""
+    message += f". This takes longer than progressDeadline ({turn.spec.rollout.progress_deadline:g} s)"
+    return Outcome(Situation(Stage.STALLED, reasons.DEADLINE, message + (f"; {then}" if then else ""), progress), LATER)
+
+
 def patience(turn: Turn, then: str = "") -> str:
     """For how long, at the end of a message that says what is waited for; and what comes after it."""
     until = f"; then {then}" if then else ""
