@@ -42,10 +42,10 @@ def test_the_host_is_told_that_more_comes_soon_after_lone_requests_in_a_row() ->
         told = [ask(spin, clock) for _ in range(ENOUGH + 3)]
         assert told == [False] * ENOUGH + [True] * 3  # the first one follows nothing
 
-    with_spin(SpinRule(BOUND), story)
+    with_spin(SpinRule(BOUND, host=True), story)
 
 
-@pytest.mark.parametrize("breach", [{"lone": False}, {"takes": 2 * BOUND}, {"pause": 2 * BOUND}])
+@pytest.mark.parametrize("breach", [{"lone": False}, {"takes": 2 * BOUND}, {"pause": 3 * BOUND}])
 def test_company_a_slow_answer_or_a_pause_ends_the_row(breach: dict[str, float]) -> None:
     def story(spin: Spin, clock: Clock) -> None:
         while not ask(spin, clock):
@@ -55,11 +55,15 @@ def test_company_a_slow_answer_or_a_pause_ends_the_row(breach: dict[str, float])
         assert told[-1]
         assert not any(told[: ENOUGH - 1])
 
-    with_spin(SpinRule(BOUND), story)
+    with_spin(SpinRule(BOUND, host=True), story)
+
+
+def test_a_host_that_is_to_sleep_is_told_of_nothing() -> None:
+    with_spin(SpinRule(BOUND, between=True), _never)
 
 
 def test_nobody_spins_where_it_is_off() -> None:
-    with_spin(NEVER, lambda spin, clock: _never(spin, clock))
+    with_spin(NEVER, _never)
 
 
 def _never(spin: Spin, clock: Clock) -> None:
@@ -83,7 +87,10 @@ def test_the_loop_turns_until_the_answer_and_where_cpus_are_left_until_the_next_
         spin.answered()
         await turned()
         assert await turns() is spins_after_it
-        clock.now += 2 * BOUND  # nobody asks
+        clock.now += 2 * BOUND  # a client may need that long to read an answer
+        await turned()
+        assert await turns() is spins_after_it
+        clock.now += BOUND  # nobody asks
         await turned()
         assert not await turns()
 
@@ -151,11 +158,13 @@ async def turns() -> bool:
 
 
 def test_auto_asks_how_many_cpus_there_are() -> None:
-    assert spin_rule(None, 2.0, device=False) == NEVER
-    assert spin_rule(None, 2.0, device=True) == NEVER
-    assert spin_rule(None, 4.0, device=False) == SpinRule(0.0002, between=True)
-    assert spin_rule(None, 16.0, device=False) == SpinRule(0.0002, between=True)
-    assert spin_rule(None, 16.0, device=True) == SpinRule(0.001, between=True, eager=True)
+    assert not spin_rule(None, 1.5, device=False).seconds
+    assert not spin_rule(None, 1.5, device=True).seconds
+    assert spin_rule(None, 2.0, device=False) == SpinRule(0.0002, between=True)
+    assert spin_rule(None, 2.0, device=True) == SpinRule(0.001, between=True)
+    assert spin_rule(None, 4.0, device=False) == SpinRule(0.0002, between=True, host=True)
+    assert spin_rule(None, 16.0, device=False) == SpinRule(0.0002, between=True, host=True)
+    assert spin_rule(None, 16.0, device=True) == SpinRule(0.001, between=True, host=True, eager=True)
 
 
 def test_what_was_asked_for_holds_on_any_machine() -> None:
