@@ -3,9 +3,10 @@
     python bench/swap.py [--swaps 50] [--share 0.7]
 
 The load generator is the demo's: requests leave on time whatever the answers do, a latency counts from when the request
-was due, and every answer is checked. "before" is the quiet time before each swap, "during" from the wish to half a
-second after the new routes; the old engine is not kept, so that each swap loads one. Printed is a table in Markdown
-(medians over the swaps) and the ratio of the p99s.
+was due, and every answer is checked. "before" is the quiet time before each swap, as long as the swap before it took:
+what the machine itself does now and then is in a long time sooner than in a short one. "during" is from the wish to
+half a second after the new routes; the old engine is not kept, so that each swap loads one. Printed is a table in
+Markdown (medians over the swaps) and the ratio of the p99s.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import argparse
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 import tempfile
@@ -24,7 +26,7 @@ from contextlib import contextmanager
 from datetime import date
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -36,7 +38,7 @@ from models import BenchModel, make  # noqa: E402
 from processes import free_port  # noqa: E402
 from us import Artifacts, OurServer  # noqa: E402
 
-QUIET_SECONDS = 3.0
+FIRST_QUIET_SECONDS = 10.0
 MODEL = "m"
 
 
@@ -45,6 +47,7 @@ def main() -> None:
     parser.add_argument("--swaps", type=int, default=50)
     parser.add_argument("--share", type=float, default=0.7, help="of the capacity")
     given = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the load and the worker end with it
     with tempfile.TemporaryDirectory() as folder:
         measure(Path(folder), given.swaps, given.share)
 
@@ -60,7 +63,10 @@ def measure(folder: Path, swaps: int, share: float) -> None:
             print(f"{date.today()}, {len(os.sched_getaffinity(0))} cores, Python {platform.python_version()}, "
                   f"load average {os.getloadavg()[0]:.1f}, Magika FP32, {rate:.0f} requests/s, {share:.0%} of the "
                   f"capacity\n", flush=True)  # fmt: skip
-            report([one(server, port, number) for number in range(swaps)])
+            found: list[Swap] = []
+            for number in range(swaps):
+                found.append(one(server, port, number, found[-1].seconds if found else FIRST_QUIET_SECONDS))
+            report(found)
     finally:
         server.stop()
 
@@ -88,24 +94,31 @@ def load(
         process.wait()
 
 
-def one(server: OurServer, port: int, number: int) -> tuple[dict[str, Any], dict[str, Any], float]:
-    """Summaries before and during one swap, and how long it took."""
-    time.sleep(QUIET_SECONDS)  # this is the measurement
+class Swap(NamedTuple):
+    """The load's summaries before and during one swap, and how long it took."""
+
+    before: dict[str, Any]
+    during: dict[str, Any]
+    seconds: float
+
+
+def one(server: OurServer, port: int, number: int, quiet: float) -> Swap:
+    time.sleep(quiet)  # this is the measurement
     began = time.time()
     server.change(1 + number % 2, 2 - number % 2, keep=False)
     ended = time.time()
     time.sleep(1.0)  # what was due in it is answered by now
-    return summary(port, began - QUIET_SECONDS, began), summary(port, began, ended + 0.5), ended - began
+    return Swap(summary(port, began - quiet, began), summary(port, began, ended + 0.5), ended - began)
 
 
-def report(found: list[tuple[dict[str, Any], dict[str, Any], float]]) -> None:
+def report(found: list[Swap]) -> None:
     print("| | requests | failed | p50 ms | p99 ms | max ms |\n|---|---|---|---|---|---|")
-    for name, parts in (("before", [f[0] for f in found]), ("during", [f[1] for f in found])):
+    for name, parts in (("before", [s.before for s in found]), ("during", [s.during for s in found])):
         sent, failed = sum(p["sent"] for p in parts), sum(p["failed"] for p in parts)
         figures = " | ".join(f"{median(p[q] for p in parts):.1f}" for q in ("p50", "p99"))
         print(f"| {name} | {sent:,} | {failed} | {figures} | {max(p['max'] for p in parts):.1f} |")
-    ratios = [during["p99"] / before["p99"] for before, during, _ in found]
-    print(f"\n{len(found)} swaps, {median(f[2] for f in found):.1f} s (median) from the wish to the new routes. "
+    ratios = [swap.during["p99"] / swap.before["p99"] for swap in found]
+    print(f"\n{len(found)} swaps, {median(s.seconds for s in found):.1f} s (median) from the wish to the new routes. "
           f"p99 during a swap against before it: median {median(ratios):.2f}, worst {max(ratios):.2f}")  # fmt: skip
 
 
