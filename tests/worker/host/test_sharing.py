@@ -188,6 +188,28 @@ def test_a_file_is_let_go_of_when_it_is_forgotten_as_often_as_it_was_shared(
     assert not [fd for fd in Path("/proc/self/fd").iterdir() if fd.is_symlink() and file.name in str(fd.readlink())]
 
 
+@pytest.mark.parametrize("why", ["it may not be read", "it becomes shorter while it is looked at"])
+def test_a_file_that_cannot_be_mapped_is_copied_and_costs_no_other_its_place(
+    shared: Shared, device: Device, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    bad = tmp_path / "bad"
+    bad.write_bytes(os.urandom(SIZE))
+    with monkeypatch.context() as patch:
+        if why == "it may not be read":
+            shared.share(os.open(bad, os.O_WRONLY))
+        else:
+            patch.setattr(Shared, "_may_pin", lambda *_: os.truncate(bad, 1) is None)
+            shared.share(opened(bad))
+        done(shared)
+        assert read(shared, bad) is None
+    shared.share(opened(file))
+    eventually_read(shared, file)
+    shared.forget(opened(bad))
+    done(shared)
+    assert len(device.pinned) == 1
+    assert not [fd for fd in Path("/proc/self/fd").iterdir() if fd.is_symlink() and str(bad) == str(fd.readlink())]
+
+
 def test_a_file_that_a_run_reads_stays_pinned_until_the_run_has_ended(
     shared: Shared, device: Device, file: Path
 ) -> None:

@@ -161,13 +161,18 @@ class Shared:
             time.sleep(min(_AGE_NS, _AGE_NS - age) / 1e9)
         else:
             return  # it changes all the time
-        if self._may_pin(status):
-            mapped = mmap.mmap(file.descriptor, status.st_size, mmap.MAP_SHARED, mmap.PROT_READ)
-            array: Array = np.frombuffer(mapped, np.uint8)
-            address = int(array.ctypes.data)
-            if self._engine.pin(address, -(-status.st_size // _PAGE) * _PAGE):
-                file.array, file.size, file.address = array, status.st_size, address
         file.ctime = status.st_ctime_ns  # of before: a change meanwhile shows
+        if not self._may_pin(status):
+            return
+        try:
+            mapped = mmap.mmap(file.descriptor, status.st_size, mmap.MAP_SHARED, mmap.PROT_READ)
+        except (OSError, ValueError) as e:  # ValueError: it became shorter since it was looked at
+            log.warning("a client's file cannot be mapped, so it is copied: %s", e)
+            return
+        array: Array = np.frombuffer(mapped, np.uint8)
+        address = int(array.ctypes.data)
+        if self._engine.pin(address, -(-status.st_size // _PAGE) * _PAGE):
+            file.array, file.size, file.address = array, status.st_size, address
 
     def _may_pin(self, status: os.stat_result) -> bool:
         """Not if there is nothing to gain, or if it would take memory that is not taken yet: pages that nobody has
