@@ -98,3 +98,22 @@ def test_what_an_engine_rehearses_says_nothing_of_how_long_its_runs_take() -> No
         assert engine.scheduler._outcomes.pace == pytest.approx(RUN, rel=0.01)
 
     run(story)
+
+
+def test_a_first_run_that_is_slow_turns_nobody_away() -> None:
+    """Seen in chaos: the first request of a candidate met a machine that was busy for most of a second, and one that
+    came next was refused, though those that waited were answered in a few milliseconds."""
+
+    async def story(w: World, engine: PretendedEngine) -> None:
+        engine.scheduler.expect({"1": RUN, "8": 4 * RUN}, 4 * RUN)
+        engine.seconds = (0.4 * LIMIT, 0.4 * LIMIT)
+        w.send(engine, seconds=LIMIT)
+        await asyncio.sleep(0.5 * LIMIT)
+        engine.seconds = (RUN, RUN)
+        for _ in range(10):
+            w.send(engine, seconds=LIMIT)
+        await w.settle()
+        assert [len(r.answers) for r in w.requests] == [1] * 11
+        assert engine.stats.refused == engine.stats.timeouts == 0
+
+    run(story)

@@ -189,8 +189,7 @@ class Engine:
         ready = host.ready
         scheduler.batchable = ready.batchable and self.admission.batched
         scheduler.pins = ready.pins
-        scheduler.buckets.measured(ready.bucket_seconds)
-        scheduler.overdue.expect(ready.slowest_seconds)
+        scheduler.expect(ready.bucket_seconds, ready.slowest_seconds)
         scheduler.hang_after = max(settings.hang_seconds, HANG_FACTOR * ready.slowest_seconds)
         host.on_dying = scheduler.suspend
         if not host.exited.done():

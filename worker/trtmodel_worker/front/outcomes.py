@@ -64,6 +64,11 @@ class Outcomes:
         self._shrink = shrink
         self._logged = 0.0
 
+    def expect(self, seconds: float) -> None:
+        """`seconds` of one run, as the warm-up measured it: the first request's run alone may be a slow one."""
+        if not self.pace:
+            self.pace = self.run_seconds = seconds
+
     def completed(self, attempt: Attempt, answer: Answer, outputs: Outputs, engine: Engine) -> None:
         """An attempt on a batch of this scheduler has ended; `engine` ran it."""
         batch, seconds = attempt.batch, answer.nanoseconds / 1e9

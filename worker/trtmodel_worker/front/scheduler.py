@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -206,6 +206,12 @@ class Scheduler:
             call.fail(Failed(503, message))
 
     # -- hosts come and go
+
+    def expect(self, by_bucket: Mapping[str, float], slowest: float) -> None:
+        """Seconds of a run, as a host's warm-up has measured them: by batch size, and the slowest."""
+        self.buckets.measured(by_bucket)
+        self.overdue.expect(slowest)
+        self._outcomes.expect(min(by_bucket.values(), default=slowest))
 
     def add(self, lanes: Sequence[LanePort]) -> None:
         self._lanes.add(lanes)
