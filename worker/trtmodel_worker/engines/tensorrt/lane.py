@@ -70,19 +70,16 @@ class TensorRtLane:
             with contextlib.suppress(CudaError):
                 self._place.stream.fill(self._place.inputs[0], 0, 1)
 
-    def capture(self, shapes: Shapes, *, proved: bool = True) -> None:
-        """Make a graph for these shapes, if one can be made that answers what the plain context answers; if not
-        `proved` now, then by `prove`, before it serves."""
+    def capture(self, shapes: Shapes) -> None:
+        """Make a graph for these shapes, if one can be made. It is to be proved before it serves: with `prove`, once
+        all are captured. (Each run beside traffic holds up requests, so none is made to prove it twice.)"""
         if shapes in self._graphs or shapes in self._plain_only:
             return
         profile = self._loaded.signature.profile(shapes)
         try:
             if len(self._graphs) >= _MOST_GRAPHS:
                 raise NotCaptured(f"there are {_MOST_GRAPHS} graphs already")
-            graph = graphs.capture(self._loaded, self._place, profile, shapes)
-            self._graphs[shapes] = graph
-            if proved:
-                self._prove(shapes)
+            self._graphs[shapes] = graphs.capture(self._loaded, self._place, profile, shapes)
         except NotCaptured as e:
             self._plain_only.add(shapes)
             log.info("shapes %s run without a CUDA graph: %s", [list(shape) for shape in shapes], e)
@@ -93,8 +90,8 @@ class TensorRtLane:
         return graphs.expect(self._loaded, self._place, plain, shapes, self._graphs[shapes].sizes)
 
     def prove(self, shapes: Shapes, expected: Expected) -> None:
-        """Compare a graph once more, now that all are captured, with what a lane expects, or else with what this one
-        does, and drop it if it answers something else."""
+        """Compare a graph with what a lane expects, or else with what this one does, and drop it if it answers
+        something else. Later captures may have changed it: so when all are there."""
         try:
             graphs.prove(self._loaded, self._place, self._graphs[shapes], expected)
         except NotCaptured:

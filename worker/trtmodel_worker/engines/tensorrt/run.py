@@ -126,7 +126,7 @@ class TensorRtEngine:
         holds up requests."""
         for lane in lanes:
             for shapes in self._shapes:
-                paced(functools.partial(lane.capture, shapes, proved=False))
+                paced(functools.partial(lane.capture, shapes))
         for shapes in self._shapes:
             expected: list[Expected] = []
             for lane in lanes:
