@@ -59,3 +59,24 @@ def test_a_host_that_is_slow_but_not_stopped_has_its_time() -> None:
         assert request.answers
 
     run(story)
+
+
+def test_who_comes_after_a_stop_was_seen_does_not_wait_for_its_lanes_either() -> None:
+    """Seen on a GPU: the two requests that a stopped host had were answered by the standby after 8 ms, and the next two
+    waited up to 40 ms, until somebody looked whether its lanes were overdue."""
+
+    async def story(w: World) -> None:
+        standby = w.engine("standby", 3.0, hosts=1, lanes=2)
+        engine = w.engine(hosts=1, lanes=2, helper="standby")
+        for _ in range(60):
+            w.send(engine)
+            await asyncio.sleep(0.01)
+        engine.scheduler.overdue.after = lambda _: OVERDUE_SECONDS
+        engine.hosts[0].stop()
+        for _ in range(2):  # two clients, who ask again when they were answered
+            pair = [w.send(engine), w.send(engine)]
+            await asyncio.sleep(0.03)
+            assert all(request.answers for request in pair)
+        assert standby.attempts >= 4
+
+    run(story)

@@ -89,11 +89,13 @@ class Hedges:
             stopped = False
             if not lane.dying and now >= attempt.started + attempt.look:
                 attempt.look *= 2.0
-                stopped = self._notice(lane.host)
+                stopped = self._notice(lane.host) and self._overdue.is_auto
+                if stopped:  # also those that come now look elsewhere at once, not when this one is overdue
+                    self._lanes.stopped(lane.host)
             if lane.dying:
                 due, allowed = lane.since + _REAPED_SECONDS, True
             else:
-                due = now if stopped and self._overdue.is_auto else attempt.started + self._overdue.after(batch.bucket)
+                due = now if stopped else attempt.started + self._overdue.after(batch.bucket)
                 # Asked of the kernel: a host that has not answered for long may as well be slow, as all of them may be.
                 allowed = due <= now and (self._running < most or stopped or lane.host.is_stopped())
             if due > now:

@@ -43,14 +43,16 @@ class Host(Protocol):
 
 class LanePort:
     """One lane. `resting`: its host rebuilds it. `probing`: the generation of a probe, or 0. `since`: when it was sent
-    something last, or was seen to end. `dying`: its host is about to end."""
+    something last, or was seen to end. `dying`: its host is about to end. `stopped`: its host was seen standing still
+    with what it runs."""
 
-    __slots__ = ("attempt", "channel", "dying", "files", "host", "probing", "resting", "since")
+    __slots__ = ("attempt", "channel", "dying", "files", "host", "probing", "resting", "since", "stopped")
 
     def __init__(self, host: Host, channel: socket.socket) -> None:
         self.host = host
         self.channel = channel
         self.dying = False
+        self.stopped = False
         self.resting = False
         self.probing = 0
         self.since = 0.0
@@ -130,8 +132,14 @@ class Lanes:
         self.all = [lane for lane in self.all if lane.host is not host]
         return gone
 
+    def stopped(self, host: Host) -> None:
+        """All that it runs waits with it."""
+        for lane in self.all:
+            lane.stopped = lane.stopped or (lane.host is host and lane.attempt is not None)
+
     def give(self, lane: LanePort) -> None:
         """It has answered and can take something again."""
+        lane.stopped = False
         if not lane.dying:
             self.free.append(lane)
 
@@ -179,4 +187,4 @@ class Lanes:
 
     def _is_late(self, lane: LanePort, now: float) -> bool:
         attempt = lane.attempt
-        return attempt is not None and now - lane.since > self._overdue.after(attempt.batch.bucket)
+        return lane.stopped or (attempt is not None and now - lane.since > self._overdue.after(attempt.batch.bucket))
