@@ -38,7 +38,7 @@ from trtmodel_worker.placement import leave_to_front
 log = logging.getLogger(__name__)
 
 _DESCRIBE_SECONDS = 60.0
-_DEVICE_DUTY = 0.08  # nobody can interrupt what runs on a GPU: requests wait for its end
+_DEVICE_DUTY = 0.07  # nobody can interrupt what runs on a GPU: requests wait for its end
 _FINISH_SECONDS = 15.0
 _STOPPED = ("T", "t")  # by a signal, by a debugger
 _STAT_BYTES = 4096

@@ -104,9 +104,10 @@ class Expected(NamedTuple):
     outputs: list[Array]
 
 
-def expect(loaded: Loaded, place: Workplace, plain: Context, shapes: Shapes, sizes: Mapping[str, Shape]) -> Expected:
+def expect(
+    loaded: Loaded, place: Workplace, plain: Context, shapes: Shapes, sizes: Mapping[str, Shape], inputs: list[Array]
+) -> Expected:
     """Of outputs of these `sizes`. What is in the lane's places is overwritten. Raises EngineError."""
-    inputs = _pattern(loaded.signature, shapes)
     plain.use(shapes)
     return Expected(inputs, _outputs(loaded, place, inputs, plain.addresses, sizes, plain.enqueue))
 
@@ -148,8 +149,8 @@ def _outputs(
     return found
 
 
-def _pattern(signature: Signature, shapes: Shapes) -> list[Array]:
-    """Numbers that tell runs apart, repeated: to draw millions takes longer than to run them. Whole
+def pattern(signature: Signature, shapes: Shapes) -> list[Array]:
+    """Inputs: numbers that tell runs apart, repeated: to draw millions takes longer than to run them. Whole
     ones stay small: they may be places in a table."""
     drawn = np.random.default_rng(7).standard_normal(_DRAWN)
     arrays: list[Array] = []

@@ -84,10 +84,10 @@ class TensorRtLane:
             self._plain_only.add(shapes)
             log.info("shapes %s run without a CUDA graph: %s", [list(shape) for shape in shapes], e)
 
-    def expect(self, shapes: Shapes) -> Expected:
-        """What the plain context answers in shapes that are captured."""
+    def expect(self, shapes: Shapes, inputs: list[Array]) -> Expected:
+        """What the plain context answers to `inputs` in shapes that are captured."""
         plain = self._plain[self._loaded.signature.profile(shapes)]
-        return graphs.expect(self._loaded, self._place, plain, shapes, self._graphs[shapes].sizes)
+        return graphs.expect(self._loaded, self._place, plain, shapes, self._graphs[shapes].sizes, inputs)
 
     def prove(self, shapes: Shapes, expected: Expected) -> None:
         """Compare a graph with what a lane expects, or else with what this one does, and drop it if it answers
@@ -96,15 +96,15 @@ class TensorRtLane:
             graphs.prove(self._loaded, self._place, self._graphs[shapes], expected)
         except NotCaptured:
             try:
-                self._prove(shapes)
+                self._prove(shapes, expected.inputs)
             except NotCaptured as e:
                 self._plain_only.add(shapes)
                 log.warning("shapes %s run without their CUDA graph: %s", [list(shape) for shape in shapes], e)
 
-    def _prove(self, shapes: Shapes) -> None:
+    def _prove(self, shapes: Shapes, inputs: list[Array]) -> None:
         graph = self._graphs[shapes]
         try:
-            graphs.prove(self._loaded, self._place, graph, self.expect(shapes))
+            graphs.prove(self._loaded, self._place, graph, self.expect(shapes, inputs))
         except NotCaptured:
             del self._graphs[shapes]
             graph.free()

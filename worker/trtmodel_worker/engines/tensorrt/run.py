@@ -11,13 +11,22 @@ from typing import Any
 
 from trtmodel_contract.identity import Profile
 
-from trtmodel_worker.engines.base import CannotLoad, DeviceLost, OutOfMemory, Paced, Recoverable, Sticky, at_once
+from trtmodel_worker.engines.base import (
+    Array,
+    CannotLoad,
+    DeviceLost,
+    OutOfMemory,
+    Paced,
+    Recoverable,
+    Sticky,
+    at_once,
+)
 from trtmodel_worker.engines.onnxruntime.machine import cpu_quota
 from trtmodel_worker.engines.tensorrt import callbacks, compat
 from trtmodel_worker.engines.tensorrt.compat import ICudaEngine, Runtime, Trt
 from trtmodel_worker.engines.tensorrt.device import Cuda, CudaError
 from trtmodel_worker.engines.tensorrt.errors import Evidence, classify
-from trtmodel_worker.engines.tensorrt.graphs import Expected
+from trtmodel_worker.engines.tensorrt.graphs import Expected, pattern
 from trtmodel_worker.engines.tensorrt.lane import TensorRtLane
 from trtmodel_worker.engines.tensorrt.loaded import Judge, Loaded
 from trtmodel_worker.engines.tensorrt.tensors import Shapes
@@ -128,10 +137,11 @@ class TensorRtEngine:
             for shapes in self._shapes:
                 paced(functools.partial(lane.capture, shapes))
         for shapes in self._shapes:
+            inputs = pattern(self._loaded.signature, shapes)  # the processor's work alone, so it is not paced
             expected: list[Expected] = []
             for lane in lanes:
                 if shapes in lane.captured:
-                    paced(functools.partial(_prove, lane, shapes, expected))
+                    paced(functools.partial(_prove, lane, shapes, inputs, expected))
         for lane in lanes:
             lane.preparing = False
 
@@ -146,10 +156,10 @@ class TensorRtEngine:
             log.warning("%s: requests are copied through the driver's buffers, which takes longer", failure)
 
 
-def _prove(lane: TensorRtLane, shapes: Shapes, expected: list[Expected]) -> None:
+def _prove(lane: TensorRtLane, shapes: Shapes, inputs: list[Array], expected: list[Expected]) -> None:
     """`expected` is empty before the first lane, and has one entry then."""
     if not expected:
-        expected.append(lane.expect(shapes))
+        expected.append(lane.expect(shapes, inputs))
     lane.prove(shapes, expected[0])
 
 
