@@ -51,7 +51,8 @@ GAP = (2.5, 9.0)  # seconds from one action to the next
 
 @dataclass(frozen=True)
 class Action:
-    """`at` in seconds from the begin, `seconds` how long it lasts, `model` "" where it is about none, `pick` 0 to 1."""
+    """`at` in seconds from the begin, `seconds` how long it lasts, `model` "" where it is about none, 0 <= `pick`
+    < 1."""
 
     at: float
     kind: str
@@ -78,7 +79,7 @@ def plan(seed: int, minutes: float) -> tuple[Action, ...]:
         if kind in ALONE:
             at = max(at, free)
             free = round(at + seconds + GAP[0], 1)
-        action = Action(at, kind, model, seconds, round(chance.random(), 3))
+        action = Action(at, kind, model, seconds, min(round(chance.random(), 3), 0.999))
         if action.end <= length:
             actions.append(action)
         at = round(at + chance.uniform(*GAP), 1)
