@@ -200,16 +200,19 @@ class Batch:
 
 class Attempt:
     """One run of a batch. `look`: seconds after which its host is looked at next. `uncounted`: requests of it that were
-    not counted as abandoned yet. `abandoned`: nobody waits for it any more, whatever comes of it."""
+    not counted as abandoned yet. `abandoned`: nobody waits for it any more, whatever comes of it. `stopped`: its host
+    was seen standing still with it."""
 
     __slots__ = (
-        "abandoned", "batch", "counters", "generation", "is_hedge", "look", "output_slot", "started", "uncounted",
+        "abandoned", "batch", "counters", "generation", "is_hedge", "look", "output_slot", "started", "stopped",
+        "uncounted",
     )  # fmt: skip
 
     def __init__(self, batch: Batch, counters: Counters, generation: int, output_slot: int) -> None:
         self.batch = batch
         self.counters = counters
         self.abandoned = False
+        self.stopped = False
         self.uncounted = len(batch.calls)
         self.is_hedge = bool(batch.attempts)
         self.generation = generation

@@ -43,16 +43,14 @@ class Host(Protocol):
 
 class LanePort:
     """One lane. `resting`: its host rebuilds it. `probing`: the generation of a probe, or 0. `since`: when it was sent
-    something last, or was seen to end. `dying`: its host is about to end. `stopped`: its host was seen standing still
-    with what it runs."""
+    something last, or was seen to end. `dying`: its host is about to end."""
 
-    __slots__ = ("attempt", "channel", "dying", "files", "host", "probing", "resting", "since", "stopped")
+    __slots__ = ("attempt", "channel", "dying", "files", "host", "probing", "resting", "since")
 
     def __init__(self, host: Host, channel: socket.socket) -> None:
         self.host = host
         self.channel = channel
         self.dying = False
-        self.stopped = False
         self.resting = False
         self.probing = 0
         self.since = 0.0
@@ -135,11 +133,11 @@ class Lanes:
     def stopped(self, host: Host) -> None:
         """All that it runs waits with it."""
         for lane in self.all:
-            lane.stopped = lane.stopped or (lane.host is host and lane.attempt is not None)
+            if lane.host is host and lane.attempt is not None:
+                lane.attempt.stopped = True
 
     def give(self, lane: LanePort) -> None:
         """It has answered and can take something again."""
-        lane.stopped = False
         if not lane.dying:
             self.free.append(lane)
 
@@ -187,4 +185,6 @@ class Lanes:
 
     def _is_late(self, lane: LanePort, now: float) -> bool:
         attempt = lane.attempt
-        return lane.stopped or (attempt is not None and now - lane.since > self._overdue.after(attempt.batch.bucket))
+        if attempt is None:
+            return False
+        return attempt.stopped or now - lane.since > self._overdue.after(attempt.batch.bucket)
