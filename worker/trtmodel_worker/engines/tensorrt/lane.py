@@ -92,23 +92,17 @@ class TensorRtLane:
     def prove(self, shapes: Shapes, expected: Expected) -> None:
         """Compare a graph with what a lane expects, or else with what this one does, and drop it if it answers
         something else. Later captures may have changed it: so when all are there."""
-        try:
-            graphs.prove(self._loaded, self._place, self._graphs[shapes], expected)
-        except NotCaptured:
-            try:
-                self._prove(shapes, expected.inputs)
-            except NotCaptured as e:
-                self._plain_only.add(shapes)
-                log.warning("shapes %s run without their CUDA graph: %s", [list(shape) for shape in shapes], e)
-
-    def _prove(self, shapes: Shapes, inputs: list[Array]) -> None:
         graph = self._graphs[shapes]
         try:
-            graphs.prove(self._loaded, self._place, graph, self.expect(shapes, inputs))
-        except NotCaptured:
+            try:
+                graphs.prove(self._loaded, self._place, graph, expected)
+            except NotCaptured:
+                graphs.prove(self._loaded, self._place, graph, self.expect(shapes, expected.inputs))
+        except NotCaptured as e:
             del self._graphs[shapes]
             graph.free()
-            raise
+            self._plain_only.add(shapes)
+            log.warning("shapes %s run without their CUDA graph: %s", [list(shape) for shape in shapes], e)
 
     def _bind(self, inputs: Mapping[str, Array], allocate: Allocate) -> TensorRtBound | None:
         signature = self._loaded.signature
