@@ -46,6 +46,7 @@ def test_an_action_is_about_a_model_where_its_kind_is() -> None:
     for action in plan.plan(1, 60):
         assert (action.model in plan.MODELS) == (action.kind in plan.OF_A_MODEL)
         assert (action.seconds > 0) == (action.kind in plan.LASTS)
+        assert 0 <= action.pick < 1
 
 
 def test_what_an_action_picks_is_among_those_that_are_there() -> None:
