@@ -29,7 +29,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = [str(ROOT / "worker"), str(ROOT / "contract")]
-sys.path[:0] = [*PACKAGES, str(ROOT / "tests" / "worker"), str(ROOT / "tests" / "worker" / "ladder")]
+TESTS = ROOT / "tests"
+sys.path[:0] = [*PACKAGES, *map(str, (TESTS, TESTS / "worker", TESTS / "worker" / "ladder"))]
 
 from clients import Clients, Seen, held, kill, lanes_are, metric, settled, stopped  # noqa: E402
 from worker_harness import REVISION_1, REVISION_2, Bucket, Operator, WorkerProcess, eventually  # noqa: E402

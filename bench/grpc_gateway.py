@@ -31,9 +31,10 @@ from statistics import median
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = [str(ROOT / "worker"), str(ROOT / "contract")]
-sys.path[:0] = [*PACKAGES, str(ROOT / "tests" / "worker")]
+sys.path[:0] = [*PACKAGES, str(ROOT / "tests"), str(ROOT / "tests" / "worker")]
 
 from overhead import children_seconds, cpu_seconds  # noqa: E402
+from ports import free_port  # noqa: E402
 from trtmodel_contract.manifest import TensorSpec  # noqa: E402
 from trtmodel_worker.gateway import inference_pb2 as pb  # noqa: E402
 from worker_harness import (  # noqa: E402
@@ -44,7 +45,6 @@ from worker_harness import (  # noqa: E402
     WorkerProcess,
     binary_fp32,
     eventually,
-    free_port,
 )
 
 WIDTH = 2048

@@ -31,7 +31,8 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = [str(ROOT / "worker"), str(ROOT / "contract")]
-sys.path[:0] = [*PACKAGES, str(ROOT / "tests" / "worker"), str(ROOT / "tests" / "worker" / "builder")]
+TESTS = ROOT / "tests"
+sys.path[:0] = [*PACKAGES, *map(str, (TESTS, TESTS / "worker", TESTS / "worker" / "builder"))]
 
 import onnx_models  # noqa: E402
 import onnxruntime  # noqa: E402

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import socket
 import subprocess
 import time
 import urllib.error
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from ports import free_port
 
 ROOT = Path(__file__).resolve().parents[1]
 ALERTS = ROOT / "charts" / "trtmodel-operator" / "files" / "alerts.yaml"
@@ -54,9 +54,7 @@ class Prometheus:
 
     def __init__(self, program: Path, config: dict[str, Any], folder: Path) -> None:
         (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         self._log = folder / "prometheus.log"
         flags = {

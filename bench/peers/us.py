@@ -12,7 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = [str(ROOT / "worker"), str(ROOT / "contract")]
 sys.path[:0] = PACKAGES
-sys.path.append(str(ROOT / "tests" / "worker"))
+sys.path += map(str, (ROOT / "tests", ROOT / "tests" / "worker"))
 # What an interpreter needs that has not these packages, or is found in an unusual place.
 FOUND = {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "PYTHONHOME") if name in os.environ}
 FOUND["PYTHONPATH"] = os.pathsep.join([*PACKAGES, *filter(None, [os.environ.get("PYTHONPATH")])])

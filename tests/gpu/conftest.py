@@ -34,7 +34,8 @@ def _has_gpu():
 
 if _has_gpu():
     root = HERE.parents[1]
-    sys.path[:0] = [str(p) for p in (HERE, HERE / "plugin", root / "contract", root / "worker", root / "tests/worker")]
+    found = (HERE, HERE / "plugin", root / "contract", root / "worker", root / "tests", root / "tests/worker")
+    sys.path[:0] = map(str, found)
 else:
     collect_ignore_glob = ["test_*.py"]
 

@@ -65,7 +65,7 @@ def publish(bucket, model, engine, revision, runtime):
 
 def search_path():
     """Of a process that imports the worker, and what is here."""
-    mine = [ROOT / "contract", ROOT / "worker", HERE, HERE / "plugin", ROOT / "tests/worker"]
+    mine = [ROOT / "contract", ROOT / "worker", HERE, HERE / "plugin", ROOT / "tests", ROOT / "tests/worker"]
     return os.pathsep.join([*map(str, mine), *filter(None, [os.environ.get("PYTHONPATH", "")])])
 
 

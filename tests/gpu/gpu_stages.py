@@ -27,7 +27,12 @@ import numpy as np
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-sys.path[:0] = [str(HERE), str(ROOT / "contract"), str(ROOT / "worker"), str(ROOT / "tests/worker")]
+sys.path[:0] = [
+    str(HERE),
+    str(ROOT / "contract"),
+    str(ROOT / "worker"),
+    *map(str, (ROOT / "tests", ROOT / "tests/worker")),
+]
 
 import gpu_models  # noqa: E402
 import gpu_serving  # noqa: E402

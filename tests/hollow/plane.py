@@ -11,7 +11,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import ssl
 import subprocess
 import sys
@@ -24,6 +23,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "cluster"))
 
 from localcluster import binaries, settings
+from ports import free_port
 
 Json = dict[str, Any]
 
@@ -31,12 +31,6 @@ READY_SECONDS = 90.0
 STOP_SECONDS = 15.0
 CRD = Path(__file__).resolve().parents[2] / "crds" / "trtmodel.yaml"
 USERS = {"operator": "system:serviceaccounts", "hollow": "system:masters"}
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
 
 
 class ControlPlane:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import dataclasses
 import http.client
 import io
 import json
 import os
-import random
 import signal
-import socket
 import struct
 import subprocess
 import sys
@@ -23,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from ports import free_port
 from trtmodel_contract.codec import dumps, encode, loads
 from trtmodel_contract.control import (
     DESIRED_PATH,
@@ -88,14 +86,6 @@ def eventually(what: Callable[[], Any], why: str, seconds: float = PATIENCE_SECO
         if time.monotonic() > deadline:
             raise AssertionError(f"not within {seconds:g} s: {why}")
         time.sleep(0.02)
-
-
-def free_port() -> int:
-    """Below those that the kernel gives to outgoing connections: one of them would take it before its server does."""
-    while True:
-        with socket.socket() as s, contextlib.suppress(OSError):
-            s.bind(("127.0.0.1", random.SystemRandom().randrange(12_000, 30_000)))
-            return int(s.getsockname()[1])
 
 
 class Operator:

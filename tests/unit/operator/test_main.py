@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 from fakes.api_server import FakeApiServer, refusal
+from ports import free_port
 from trtmodel_contract.control import CONTROL_PORT
 from trtmodel_operator.adapters.informing import informer_settings
 
@@ -84,12 +85,6 @@ def start(api_server: FakeApiServer, tmp_path: Path) -> Iterator[Start]:
             return operator
 
         yield begin
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
 
 
 def put_model(server: FakeApiServer, name: str = "magika", namespace: str = "ml", source: str = "") -> None:

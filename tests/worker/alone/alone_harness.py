@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from worker_harness import eventually, free_port
+from ports import free_port
+from worker_harness import eventually
 
 TRTMODEL = Path(sys.executable).with_name("trtmodel")
 READY_SECONDS = 90.0

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from ports import free_port
 from trtmodel_contract.manifest import TensorSpec
-from worker_harness import REVISION_1, Bucket, Operator, WorkerProcess, free_port
+from worker_harness import REVISION_1, Bucket, Operator, WorkerProcess
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "trtmodel"
 PROGRAMS = Path(__file__).parent / "programs"

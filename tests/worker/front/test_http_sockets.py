@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import uvloop
 from http_harness import MIB, Recorder
+from ports import free_port
 from trtmodel_worker.front.http import HttpServer
 from trtmodel_worker.front.request import Request
-from worker_harness import free_port
 
 REQUEST = b"POST / HTTP/1.1\r\nContent-Length: 3\r\n\r\nabc"
 SECONDS = 20

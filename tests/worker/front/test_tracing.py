@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ports import free_port
 from protocol_harness import INFER, serve
 from trtmodel_worker.front.tracing import Context, Tracing, read_context, recorder_of
-from worker_harness import REVISION_1, Answer, WorkerProcess, eventually, fp32, free_port
+from worker_harness import REVISION_1, Answer, WorkerProcess, eventually, fp32
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 VALID = f"00-{TRACE}-{PARENT}-01"

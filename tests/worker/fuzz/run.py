@@ -7,7 +7,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).parents[1]))
+sys.path += map(str, Path(__file__).parents[1:3])
 
 from byte_fuzz import Violation
 from fuzz_harness import fuzzed

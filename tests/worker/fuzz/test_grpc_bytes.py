@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fuzz_harness import held, serve
-from worker_harness import WorkerProcess, free_port
+from ports import free_port
+from worker_harness import WorkerProcess
 
 sys.path.append(str(Path(__file__).parents[1] / "gateway"))
 

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+from ports import free_port
 from trtmodel_worker.gateway import health_pb2, inference_pb2
-from worker_harness import WorkerProcess, eventually, free_port
+from worker_harness import WorkerProcess, eventually
 
 INFERENCE = "inference.GRPCInferenceService"
 HEALTH = "grpc.health.v1.Health"

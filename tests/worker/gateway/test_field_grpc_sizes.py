@@ -8,9 +8,10 @@ import grpc
 import numpy as np
 import pytest
 from gateway_harness import INFERENCE, Caller, calling, infer_request
+from ports import free_port
 from trtmodel_contract.manifest import TensorSpec
 from trtmodel_worker.gateway import inference_pb2 as pb
-from worker_harness import REVISION_1, Bucket, Operator, WorkerProcess, free_port
+from worker_harness import REVISION_1, Bucket, Operator, WorkerProcess
 
 IMAGE = (3, 640, 640)
 ROWS_OF_52_MB = 11

@@ -14,8 +14,9 @@ import grpc
 import numpy as np
 import pytest
 from gateway_harness import HEALTH, Caller, calling, gateway_pids, infer_request, wait_gateway
+from ports import free_port
 from trtmodel_worker.gateway import health_pb2
-from worker_harness import PLUGIN, REVISION_1, Bucket, Load, Operator, WorkerProcess, eventually, free_port
+from worker_harness import PLUGIN, REVISION_1, Bucket, Load, Operator, WorkerProcess, eventually
 
 ROW = np.array([[1, 2, 3, 4]], np.float32)
 Start = Callable[..., WorkerProcess]

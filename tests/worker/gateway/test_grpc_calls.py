@@ -10,11 +10,12 @@ import grpc
 import numpy as np
 import pytest
 from gateway_harness import HEALTH, INFERENCE, Caller, calling, infer_request, tensor
+from ports import free_port
 from trtmodel_contract.manifest import TensorSpec
 from trtmodel_worker.engines.base import DTYPES
 from trtmodel_worker.gateway import health_pb2
 from trtmodel_worker.gateway import inference_pb2 as pb
-from worker_harness import REVISION_1, Bucket, Operator, WorkerProcess, free_port
+from worker_harness import REVISION_1, Bucket, Operator, WorkerProcess
 
 ROW = np.array([[1, 2, 3, 4]], np.float32)
 BODY_BYTES = 1_000_000

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 from host_harness import HostProcess
+from ports import free_port
 from trtmodel_worker.front.reading import Reading
 from trtmodel_worker.slices import FRONT_SECONDS, HOST_SECONDS, PREPARING_SECONDS, ask_for_slices, slice_seconds
-from worker_harness import REVISION_1, Bucket, Operator, WorkerProcess, eventually, free_port
+from worker_harness import REVISION_1, Bucket, Operator, WorkerProcess, eventually
 
 
 def in_a_thread(work: Callable[[], object]) -> object:

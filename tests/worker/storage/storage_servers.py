@@ -19,6 +19,7 @@ from typing import Any
 
 import boto3
 import pytest
+from ports import free_port
 from trtmodel_contract.identity import Storage
 from trtmodel_worker.storage import download, fetch, partial, s3, source
 
@@ -186,9 +187,7 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     root = tmp_path_factory.mktemp("s3")
     for bucket in ("engines", "models"):
         (root / bucket).mkdir()
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
+    port = free_port()
     command = [binaries[0], "--access", ACCESS, "--secret", SECRET, "--port", f"127.0.0.1:{port}", "--quiet"]
     with (root.parent / "gateway.log").open("wb") as log:
         process = subprocess.Popen([*command, "posix", root], stdout=log, stderr=log)
