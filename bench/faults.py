@@ -33,6 +33,7 @@ TESTS = ROOT / "tests"
 sys.path[:0] = [*PACKAGES, *map(str, (TESTS, TESTS / "worker", TESTS / "worker" / "ladder"))]
 
 from clients import Clients, Seen, held, kill, lanes_are, metric, settled, stopped  # noqa: E402
+from ending import sigterm_ends  # noqa: E402
 from worker_harness import REVISION_1, REVISION_2, Bucket, Operator, WorkerProcess, eventually  # noqa: E402
 
 QUIET_SECONDS = 0.5
@@ -66,6 +67,7 @@ def main() -> None:
     parser.add_argument("--work", type=float, default=0.002, help="seconds of a run")
     parser.add_argument("--only", nargs="+", choices=list(SCENARIOS), default=list(SCENARIOS))
     given = parser.parse_args()
+    sigterm_ends()
     logging.disable(logging.CRITICAL)
     command = " ".join(["python bench/faults.py", *sys.argv[1:]])
     print(f"{date.today()}, {os.cpu_count()} cores, Python {platform.python_version()}, {given.clients} clients, "

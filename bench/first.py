@@ -25,6 +25,7 @@ sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "bench" / "peers")]
 
 import protocols  # noqa: E402
 from catalogue import US, Setup  # noqa: E402
+from ending import sigterm_ends  # noqa: E402
 from models import make  # noqa: E402
 from us import Artifacts, OurServer  # noqa: E402
 
@@ -38,6 +39,7 @@ def main() -> None:
     parser.add_argument("--model", choices=("magika", "null"), default="magika")
     parser.add_argument("--parallel", type=int, default=1, help="lanes")
     given = parser.parse_args()
+    sigterm_ends()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         setup = Setup(make(given.model, folder / "models"), "binary", given.parallel, 5.0, folder)

@@ -33,6 +33,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = [str(ROOT / "worker"), str(ROOT / "contract")]
 sys.path[:0] = [*PACKAGES, str(ROOT / "tests"), str(ROOT / "tests" / "worker")]
 
+from ending import sigterm_ends  # noqa: E402
 from overhead import children_seconds, cpu_seconds  # noqa: E402
 from ports import free_port  # noqa: E402
 from trtmodel_contract.manifest import TensorSpec  # noqa: E402
@@ -156,6 +157,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 16, 64])
     given = parser.parse_args()
+    sigterm_ends()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         operator, bucket, port = Operator(), Bucket(folder / "bucket"), free_port()

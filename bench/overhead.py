@@ -36,6 +36,7 @@ sys.path[:0] = [*PACKAGES, *map(str, (TESTS, TESTS / "worker", TESTS / "worker" 
 
 import onnx_models  # noqa: E402
 import onnxruntime  # noqa: E402
+from ending import sigterm_ends  # noqa: E402
 from job_harness import make_jobs, profiles, save_npz  # noqa: E402
 from trtmodel_contract.gate import Task  # noqa: E402
 from trtmodel_contract.identity import EngineSettings  # noqa: E402
@@ -76,6 +77,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 16, 64])
     parser.add_argument("--kinds", nargs="+", default=["binary", "JSON"], choices=["binary", "JSON"])
     given = parser.parse_args()
+    sigterm_ends()
     with tempfile.TemporaryDirectory() as folder:
         measure(Path(folder), given)
 

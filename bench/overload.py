@@ -39,6 +39,7 @@ sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "bench" / "peers")]
 import protocols  # noqa: E402
 from catalogue import US, Setup  # noqa: E402
 from clients import offer  # noqa: E402
+from ending import sigterm_ends  # noqa: E402
 from measure import Client, ServerError, until_right  # noqa: E402
 from models import make  # noqa: E402
 from processes import command_line, cpu_seconds, pss_mib  # noqa: E402
@@ -107,6 +108,7 @@ def main() -> None:
     parser.add_argument("--server-cpus", type=cpus, default=set())
     parser.add_argument("--client-cpus", type=cpus, default=set())
     given = parser.parse_args()
+    sigterm_ends()
     with tempfile.TemporaryDirectory() as folder:
         measure(Path(folder), given)
 

@@ -15,7 +15,6 @@ import argparse
 import json
 import os
 import platform
-import signal
 import subprocess
 import sys
 import tempfile
@@ -34,6 +33,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "bench" / "peers")]
 
 from catalogue import Setup  # noqa: E402
+from ending import sigterm_ends  # noqa: E402
 from models import BenchModel, make  # noqa: E402
 from processes import free_port  # noqa: E402
 from us import Artifacts, OurServer  # noqa: E402
@@ -47,7 +47,7 @@ def main() -> None:
     parser.add_argument("--swaps", type=int, default=50)
     parser.add_argument("--share", type=float, default=0.7, help="of the capacity")
     given = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the load and the worker end with it
+    sigterm_ends()
     with tempfile.TemporaryDirectory() as folder:
         measure(Path(folder), given.swaps, given.share)
 

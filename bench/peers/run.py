@@ -14,6 +14,7 @@ import argparse
 import os
 import platform
 import shlex
+import signal
 import sys
 import tempfile
 import time
@@ -47,6 +48,7 @@ def main() -> None:
     peers = [p for p in PEERS if p.name in given.servers]
     cells = [parse_cell(text) for text in given.cells]
     processes.become_reaper()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is ended
     with tempfile.TemporaryDirectory(prefix="peers-", ignore_cleanup_errors=True) as folder:
         result = run(peers, cells, given, Path(folder))
     result.write(given.out)
