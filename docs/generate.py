@@ -69,6 +69,10 @@ def conditions() -> str:
         "|---|---|",
         *(f"| {name} | {_cell(means)} |" for name, means in advice.CONDITIONS.items()),
         "",
+        "| phase | means |",
+        "|---|---|",
+        *(f"| {name} | {_cell(means)} |" for name, means in advice.PHASES.items()),
+        "",
         "Each condition has a reason, one of these words, and a message with cause and way out. Other reasons",
         "are Kubernetes' own words for what stands in the way of a pod.",
         "",
@@ -129,7 +133,9 @@ def _text(part: Json) -> str:
 
 
 def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("<", "&lt;")
+    """Markdown for a table; between backticks "<" is itself."""
+    parts = text.replace("|", "\\|").split("`")
+    return "`".join(part if n % 2 else part.replace("<", "&lt;") for n, part in enumerate(parts))
 
 
 if __name__ == "__main__":

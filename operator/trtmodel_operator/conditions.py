@@ -33,14 +33,7 @@ DEGRADED = "Degraded"
 SUMMARY_LENGTH = 256
 
 _MOVING = (Stage.RESOLVING, Stage.BUILDING, Stage.DEPLOYING, Stage.PREPARING, Stage.CANARY, Stage.PROMOTING)
-_ENDED = (
-    Stage.INVALID,
-    Stage.GATE_FAILED,
-    Stage.GATE_INCONCLUSIVE,
-    Stage.REJECTED,
-    Stage.ROLLED_BACK,
-    Stage.STALLED,
-)
+_ENDED = (Stage.INVALID, Stage.GATE_FAILED, Stage.GATE_INCONCLUSIVE, Stage.ROLLED_BACK, Stage.STALLED)
 _REASON = re.compile(r"[A-Za-z]([A-Za-z0-9_]{0,62}[A-Za-z0-9])?")
 _NO_NEWS = (reasons.NOT_STALLED, reasons.NOT_BUILT, reasons.NOT_MEASURED)  # they say that there is nothing to tell
 _BAD_WHEN = {STALLED: "True", DEGRADED: "True", AVAILABLE: "False", VERIFIED: "False"}

@@ -108,7 +108,7 @@ SCENES = (
                 f"what ml/m asks for cannot be had: {stage}",
             )},
         )
-        for stage in ("Rejected", "GateFailed", "Stalled")
+        for stage in ("Invalid", "GateFailed", "GateInconclusive", "Stalled")
     ),
     Scene(
         "a build waits for a node", _stage("Building"), by=151, not_yet=145,
@@ -187,7 +187,7 @@ SCENES = (
         },
         by=40, not_yet=29,
         alerts={"TRTModelRequestsRefused": (
-            {**_POD, "severity": "warning"}, "worker ml/m-a-1 refuses requests: its queue is full",
+            {**_POD, "severity": "warning"}, "worker ml/m-a-1 refuses requests: its queue is full or too long",
         )},
     ),
     Scene(

@@ -33,7 +33,7 @@ class Settings:
     (it is parsed on the loop, so a large one would delay all others). `staging_bytes`: bodies held at once.
     `output_bytes`: room for an output whose shape depends on the data. `spin_seconds`: how long front and host look for
     a lone client's next message before they sleep: lower latency, for up to two busy CPUs while it asks without pause;
-    0 for never, None for Auto: 0.2 ms, or 1 ms with a GPU, and never below 4 CPUs. `own_core`: the front's loop has a
+    0 for never, None for Auto: 0.2 ms, or 1 ms with a GPU, and never below 2 CPUs. `own_core`: the front's loop has a
     core for itself; None for Auto, where the processors are this container's alone: see placement.py."""
 
     pod: str

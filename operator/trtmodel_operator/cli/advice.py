@@ -33,6 +33,26 @@ CONDITIONS: Mapping[str, str] = {
     "Degraded": "Something serves, but not as asked: fewer workers, a failing process, another engine, no standby.",
 }
 
+PHASES: Mapping[str, str] = {
+    "Resolving": "A Job fetches the source and finds out which revision it makes.",
+    "Building": "A Job builds the engine and holds it against the original.",
+    "Deploying": "The first revision is built, and its workers start.",
+    "Preparing": "Workers load and prove the candidate beside the engine that serves.",
+    "Canary": "The candidate is on trial; CANARY says which step, and what was measured.",
+    "Promoting": "The trial is over, and all workers are led to what was decided.",
+    "Serving": "The spec's revision serves everywhere.",
+    "Degraded": "The same, but not as asked: fewer workers, a failing process, no standby.",
+    "Paused": "The rollout stands still until a person goes on.",
+    "ScaledToZero": "No worker is wanted.",
+    "RolledBack": "The trial failed or was ended by a person, and the stable revision serves.",
+    "GateFailed": "The engine is less accurate than the limits allow, and reaches no worker.",
+    "GateInconclusive": "The data set is too small to prove the limits.",
+    "Stalled": "A Job failed for good, or something is awaited that may never come.",
+    "Invalid": "The spec cannot be read.",
+    "Deleting": "The TRTModel and what it owns are being removed.",
+}
+"""What the column PHASE and the label `stage` of a metric say."""
+
 MOVES: Mapping[str, Advice] = {
     "Resolving": Advice("A Job fetches the source, checks it, and looks for engines of its revision."),
     "Building": Advice("A Job builds the engine and measures it; status shows its stage."),
@@ -182,7 +202,7 @@ ENDS: Mapping[str, Advice] = {
     ),
     "EngineFailed": Advice(
         "A worker could not load or prove the candidate.",
-        "The message quotes it. If memory was short, see `rollout.memoryPolicy`.",
+        "The message quotes it. If memory was short, change `rollout.memoryPolicy`, then `kubectl trtmodel retry`.",
     ),
     "EngineDied": Advice(
         "A process that ran the candidate died.",
@@ -190,11 +210,11 @@ ENDS: Mapping[str, Advice] = {
     ),
     "WorkerDied": Advice(
         "A worker's container died while it ran the candidate.",
-        "`kubectl logs --previous`; often memory: `serving.pod.resources`.",
+        "`kubectl logs --previous`; often memory: raise `serving.pod.resources`, then `kubectl trtmodel retry`.",
     ),
     "ProgressDeadlineExceeded": Advice(
         "A step took longer than `rollout.progressDeadline`.",
-        "The message says what was awaited. Remove that cause and `kubectl trtmodel retry`, or raise the deadline.",
+        "The message says what was awaited. Remove that cause, or raise the deadline; then `kubectl trtmodel retry`.",
     ),
     "TargetFailed": Advice(
         "The candidate failed on one target, and `onTargetFailure: Hold` waits for a person.",
@@ -240,9 +260,13 @@ ENDS: Mapping[str, Advice] = {
     ),
     "BuildFailed": Advice(
         "The engine could not be built.",
-        "The message quotes the builder; memory and unsupported shapes are the usual causes.",
+        "The message quotes the builder; memory and unsupported shapes are the usual causes. Change the engine, or "
+        "`kubectl trtmodel retry`.",
     ),
-    "NoSpace": Advice("The Job's disk is full.", "Raise `build.resources` for ephemeral-storage, or the node's disk."),
+    "NoSpace": Advice(
+        "The Job's disk is full.",
+        "Raise `build.resources` for ephemeral-storage, or the node's disk; then `kubectl trtmodel retry`.",
+    ),
     "InternalError": Advice(
         "A defect of this product.", "Please report it with the Job's log; `kubectl trtmodel retry` tries again."
     ),
@@ -251,7 +275,8 @@ ENDS: Mapping[str, Advice] = {
         "Raise `build.resources.limits.memory`, then `kubectl trtmodel retry`.",
     ),
     "DeadlineExceeded": Advice(
-        "The Job ran longer than `build.deadline`.", "Raise it, or find out what it waited for."
+        "The Job ran longer than `build.deadline`.",
+        "Raise it, or find out what it waited for; then `kubectl trtmodel retry`.",
     ),
 }
 

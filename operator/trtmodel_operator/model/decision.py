@@ -120,7 +120,6 @@ class Stage(str, enum.Enum):
     BUILDING = "Building"
     GATE_FAILED = "GateFailed"
     GATE_INCONCLUSIVE = "GateInconclusive"
-    REJECTED = "Rejected"
     DEPLOYING = "Deploying"  # the first engine: no stable yet
     PREPARING = "Preparing"
     CANARY = "Canary"

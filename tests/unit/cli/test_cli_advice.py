@@ -43,6 +43,10 @@ def test_the_words_of_cluster_and_workers_are_those_that_the_operator_knows() ->
     assert known == (CLUSTER | WORKERS) - {DEVICE_LOST}
 
 
+def test_each_phase_is_explained() -> None:
+    assert set(advice.PHASES) == {stage.value for stage in Stage} | {conditions.DEGRADED}
+
+
 def test_each_condition_is_explained() -> None:
     assert list(advice.CONDITIONS) == [
         conditions.AVAILABLE, conditions.READY, conditions.RECONCILING, conditions.STALLED,

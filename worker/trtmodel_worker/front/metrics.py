@@ -80,7 +80,7 @@ class WorkerCollector(Collector):
         plain: tuple[tuple[str, str, Callable[[RevisionStats], int]], ...] = (
             ("lane_hits", "Requests that found a lane free", lambda s: s.lane_hits),
             ("lane_waits", "Requests that waited for a lane", lambda s: s.lane_waits),
-            ("refused_requests", "Requests refused because the queue was full", lambda s: s.refused),
+            ("refused_requests", "Requests refused because the queue was full or too long", lambda s: s.refused),
             ("timeouts", "Requests that were not answered in time", lambda s: s.timeouts),
             ("replays", "Requests run again after a host died", lambda s: s.replays),
             ("host_deaths", "Engine hosts that ended unasked", lambda s: s.deaths),
