@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -45,6 +46,7 @@ class Machine:
         self.alone = threading.Lock()  # of who kills components, until they are back
         self.pod_logs = self._settings.run / "podlogs"
         self.kept_logs = self._settings.run / "chaos-logs"  # on the same file system: they are links
+        self._earlier: frozenset[Path] = frozenset()  # folders of pods of runs before
 
     # ------------------------------------------------------------------------------------------------ components
 
@@ -141,12 +143,17 @@ class Machine:
 
     # ------------------------------------------------------------------------------------------------------ logs
 
+    def forget_logs(self) -> None:
+        """All that are here belong to a run before: the kubelet removes some only a while after their namespace."""
+        shutil.rmtree(self.kept_logs, ignore_errors=True)
+        self._earlier = frozenset(self.pod_logs.glob("*"))
+
     def keep_logs(self, namespaces: tuple[str, ...]) -> None:
-        """Links to the logs of all pods, since the kubelet deletes them with the pods."""
+        """Links to the logs of this run's pods, since the kubelet deletes them with the pods."""
         for namespace in namespaces:
             for file in self.pod_logs.glob(f"{namespace}_*/*/*.log"):
                 link = self.kept_logs / file.relative_to(self.pod_logs)
-                if not link.exists():
+                if file.parents[1] not in self._earlier and not link.exists():
                     link.parent.mkdir(parents=True, exist_ok=True)
                     with contextlib.suppress(OSError):
                         link.hardlink_to(file)

@@ -92,6 +92,7 @@ class Stage:
         """Everything as new, whatever a seed before has left."""
         self.heal()
         self._delete_namespaces()
+        self.machine.forget_logs()
         self.store.make_buckets()
         self.store.delete(ENGINES, f"trtmodel/{NAMESPACE}/")
         with tempfile.TemporaryDirectory() as folder:
@@ -102,7 +103,6 @@ class Stage:
             self.cluster.kubectl("create", "namespace", namespace)
         make_secrets(self.cluster, NAMESPACE)
         self._operator.install(replicas=2)
-        shutil.rmtree(self.machine.kept_logs, ignore_errors=True)
 
     def heal(self) -> None:
         self.machine.heal()

@@ -12,7 +12,7 @@ import pytest
 from trtmodel_contract.codec import dumps
 from trtmodel_contract.gate import GateFigures, OutputFigures, Task, Top1Figures
 
-from chaos import proof, sources
+from chaos import machine, proof, sources
 from chaos.ledger import Ledger
 from chaos.proof import Passed
 from chaos.traffic import First
@@ -132,3 +132,18 @@ def test_a_defect_in_any_log_is_found_and_what_is_foreseen_is_not(tmp_path: Path
     ledger = Ledger()
     proof.check_logs(tmp_path, ledger)
     assert broken(ledger) == {}
+
+
+def test_what_pods_of_an_earlier_run_said_is_not_laid_to_this_one(tmp_path: Path) -> None:
+    here = object.__new__(machine.Machine)
+    here.pod_logs, here.kept_logs = tmp_path / "podlogs", tmp_path / "kept"
+    here.forget_logs()
+    for name in (WORKER, WORKER.replace("_u1", "_u3")):
+        (here.pod_logs / name).parent.mkdir(parents=True)
+        (here.pod_logs / name).write_text("")
+        if name == WORKER:
+            here.keep_logs(("chaos",))
+            here.forget_logs()
+    here.keep_logs(("chaos",))
+    kept = [str(file.relative_to(here.kept_logs)) for file in here.kept_logs.glob("*/*/*.log")]
+    assert kept == [WORKER.replace("_u1", "_u3")]
