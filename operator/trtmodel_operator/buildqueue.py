@@ -13,17 +13,20 @@ import asyncio
 import datetime
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 from trtmodel_operator.adapters.informer import has_ended
 from trtmodel_operator.manifests import KIND, LABEL_KIND
 from trtmodel_operator.model import JobKind
-from trtmodel_operator.ports import ClusterError, Conflict, Json
+from trtmodel_operator.ports import ClusterError, Conflict, Json, Key
 
 EVERY = 30.0  # seconds between two looks that nothing called for
 RARELY = 300.0  # the same where no limit is set: only orphans are looked for, and builds of a former limit
 LEAST = 1.0  # seconds between two looks
+REFUSED_MOST = 10  # in one look: a webhook that is down may take its time for each
+REFUSED_LAST = 300.0  # seconds for which all others go before a build that was refused
+NO_ANSWER = (0, 504)  # of a ClusterError: what was asked for may have been done all the same
 ORPHAN_AGE = 600.0  # seconds: a Job is given its owners when it is made, so a young one has them
 
 log = logging.getLogger(__name__)
@@ -41,16 +44,19 @@ class JobStore(Protocol):
         ...
 
 
-def turns(jobs: Sequence[Json], most: int) -> list[Json]:
+def turns(jobs: Sequence[Json], most: int, late: Collection[Key] = ()) -> list[Json]:
     """The suspended builds that may begin now; `most` run at a time, 0 for no limit. A place goes to the namespace that
-    has the fewest, there to the oldest: a team that asks for fifty builds holds up nobody who asks for one."""
+    has the fewest, there to the oldest: a team that asks for fifty builds holds up nobody who asks for one. Those that
+    are `late` go last, in that order."""
+    order = {key: n for n, key in enumerate(late, 1)}
     builds = [j for j in jobs if _is_active_build(j)]
     waiting = sorted((j for j in builds if _suspended(j)), key=lambda j: (j["metadata"]["creationTimestamp"], _key(j)))
     running = Counter(j["metadata"]["namespace"] for j in builds if not _suspended(j))
     free = len(waiting) if most == 0 else max(0, most - running.total())
     chosen: list[Json] = []
     while waiting and len(chosen) < free:
-        first = min(waiting, key=lambda j: running[j["metadata"]["namespace"]])  # of equal ones the oldest
+        # Of equal ones the oldest.
+        first = min(waiting, key=lambda j: (order.get(_key(j), 0), running[j["metadata"]["namespace"]]))
         waiting.remove(first)
         running[first["metadata"]["namespace"]] += 1
         chosen.append(first)
@@ -83,6 +89,7 @@ class BuildQueue:
     ) -> None:
         self._store, self._most, self._now, self._counted = store, most, now, counted
         self._called = asyncio.Event()
+        self._refused: dict[Key, float] = {}  # builds that the API server did not let begin, and when; oldest first
 
     def call(self) -> None:
         """Something about a Job changed. Without a limit that calls for nothing."""
@@ -105,26 +112,59 @@ class BuildQueue:
                 pass
 
     async def look(self) -> None:
-        """Raises ClusterError."""
+        """One Job that cannot be changed holds up no other. Raises ClusterError if they cannot be listed, or if nobody
+        knows whether one began."""
         jobs = await self._store.unfinished_jobs()
         active = [job for job in jobs if _is_active_build(job)]
         waiting = sum(map(_suspended, active))
         self._counted(len(active) - waiting, waiting)
         for job in orphans(jobs, self._now()):
             log.warning("Job %s runs for no TRTModel any more: it is removed", "/".join(_key(job)))
-            await self._unless_changed(self._store.remove_job(job))
-        for job in turns(jobs, self._most):
-            log.info("it is the turn of build %s", "/".join(_key(job)))
-            await self._unless_changed(self._store.resume_job(job))
+            if await self._removed(job) or _suspended(job):
+                jobs.remove(job)  # one that runs and cannot be removed keeps its place
+        await self._begin(jobs)
 
-    async def _unless_changed(self, effect: Awaitable[None]) -> None:
+    async def _begin(self, jobs: list[Json]) -> None:
+        """Those whose turn it is; in place of one that the API server refuses the next one."""
+        waiting = {_key(job) for job in jobs if _suspended(job)}
+        self._refused = {key: at for key, at in self._refused.items() if key in waiting}
+        if self._refused and self._now() - next(iter(self._refused.values())) > REFUSED_LAST:
+            del self._refused[next(iter(self._refused))]  # one in a look, so that many refused ones hold up nobody
+        refused = 0
+        while chosen := turns(jobs, self._most, self._refused):
+            tried = {_key(job) for job in chosen}
+            jobs = [job for job in jobs if _key(job) not in tried]
+            for job in chosen:
+                log.info("it is the turn of build %s", "/".join(_key(job)))
+                try:
+                    await self._store.resume_job(job)
+                except Conflict:
+                    self._called.set()  # somebody else was faster: look again
+                except ClusterError as e:
+                    self._refused.pop(_key(job), None)
+                    self._refused[_key(job)] = self._now()
+                    if e.status in NO_ANSWER:
+                        raise
+                    log.warning("build %s cannot begin, and others go before it: %s", "/".join(_key(job)), e)
+                    refused += 1
+                    if refused == REFUSED_MOST:
+                        return
+                    continue
+                jobs.append({**job, "spec": {**job["spec"], "suspend": False}})
+
+    async def _removed(self, job: Json) -> bool:
         try:
-            await effect
+            await self._store.remove_job(job)
         except Conflict:
             self._called.set()  # somebody else was faster: look again
+            return False
+        except ClusterError as e:
+            log.warning("Job %s, which runs for nobody, cannot be removed: %s", "/".join(_key(job)), e)
+            return False
+        return True
 
 
-def _key(job: Json) -> tuple[str, str]:
+def _key(job: Json) -> Key:
     return job["metadata"]["namespace"], job["metadata"]["name"]
 
 

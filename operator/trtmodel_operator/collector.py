@@ -30,8 +30,8 @@ log = logging.getLogger(__name__)
 
 
 class ModelStore(Protocol):
-    async def models(self) -> list[Json]:
-        """Every TRTModel in the namespaces that are watched."""
+    async def models(self, see: Callable[[Json], None]) -> None:
+        """Shows every TRTModel in the namespaces that are watched, some of them twice: thousands are never held."""
         ...
 
     async def create_job(self, manifest: Json) -> None: ...
@@ -45,6 +45,17 @@ class CollectPolicy:
     every: int = 0
     delete: bool = False
     grace: int = 172800
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A bucket as a namespace names it. `name` and `spec` are the first TRTModel's by name, `longest` is what any build
+    there may take."""
+
+    namespace: str
+    name: str
+    spec: Spec
+    longest: int
 
 
 class Collector:
@@ -62,6 +73,7 @@ class Collector:
         self._store, self._policy, self._job_policy = store, policy, job_policy
         self._image, self._installation, self._now = image, installation, now
         self._made: set[str] = set()
+        self._done = -1  # the interval that has all its Jobs: nothing is listed before the next one
 
     async def run(self) -> None:
         """Until it is cancelled."""
@@ -77,7 +89,12 @@ class Collector:
         """Makes the Jobs of this interval. One that the API server refuses is tried again with the next look. Raises
         ClusterError if the TRTModels cannot be listed."""
         turn = int(self._now() // self._policy.every)
-        wanted = dict(self._jobs(await self._store.models(), turn))
+        if turn == self._done:
+            return
+        places: dict[str, _Place] = {}
+        await self._store.models(lambda raw: _enter(places, raw))
+        in_order = sorted(places.items(), key=lambda place: (place[1].namespace, place[1].name))
+        wanted = {f"{place}-{turn}": self._job(place, turn, there) for place, there in in_order}
         self._made &= wanted.keys()
         for name, manifest in wanted.items():
             if name in self._made:
@@ -89,31 +106,34 @@ class Collector:
                 continue
             self._made.add(name)
             log.info("collector: Job %s/%s", manifest["metadata"]["namespace"], manifest["metadata"]["name"])
+        if wanted.keys() <= self._made:
+            self._done = turn
 
-    def _jobs(self, models: list[Json], turn: int) -> list[tuple[str, Json]]:
-        places: dict[str, tuple[str, list[Spec]]] = {}
-        for raw in sorted(models, key=lambda m: (m["metadata"]["namespace"], m["metadata"]["name"])):
-            namespace = raw["metadata"]["namespace"]
-            try:
-                spec = specs.parse(raw.get("spec"))
-            except SpecError:
-                continue  # its own status says so; what it has pinned stays all the same
-            if "deletionTimestamp" not in raw["metadata"]:
-                place = short_hash(namespace, canonical(encode(spec.storage)).decode())
-                places.setdefault(place, (namespace, []))[1].append(spec)
-        return [(f"{place}-{turn}", self._job(place, turn, *those)) for place, those in places.items()]
-
-    def _job(self, place: str, turn: int, namespace: str, specs_there: list[Spec]) -> Json:
-        spec = specs_there[0]
-        longest = max(s.build.deadline for s in specs_there)
+    def _job(self, place: str, turn: int, there: _Place) -> Json:
+        spec = there.spec
         task = CollectTask(
-            namespace,
+            there.namespace,
             spec.storage,
             self._installation,
             delete=self._policy.delete,
-            grace_seconds=max(self._policy.grace, longest + BUILT_BY),
+            grace_seconds=max(self._policy.grace, there.longest + BUILT_BY),
         )
         name = f"collect-{place}-{turn}"
         create = CreateJob(name, JobKind.COLLECT, spec.targets[0], task, spec.serving.image or self._image)
         policy = dataclasses.replace(self._job_policy, keep=max(manifests.JOB_TTL, self._policy.every))
-        return manifests.collector_job(namespace, spec, create, policy)
+        return manifests.collector_job(there.namespace, spec, create, policy)
+
+
+def _enter(places: dict[str, _Place], raw: Json) -> None:
+    """In any order, and again: the outcome is the same."""
+    namespace, name = raw["metadata"]["namespace"], raw["metadata"]["name"]
+    if "deletionTimestamp" in raw["metadata"]:
+        return
+    try:
+        spec = specs.parse(raw.get("spec"))
+    except SpecError:
+        return  # its own status says so; what it has pinned stays all the same
+    place = short_hash(namespace, canonical(encode(spec.storage)).decode())
+    held = places.setdefault(place, _Place(namespace, name, spec, spec.build.deadline))
+    first = held if held.name <= name else _Place(namespace, name, spec, 0)
+    places[place] = dataclasses.replace(first, longest=max(held.longest, spec.build.deadline))

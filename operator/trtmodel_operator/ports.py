@@ -64,7 +64,7 @@ class Cluster(Protocol):
         ...
 
     async def apply(self, manifest: Json) -> None:
-        """Server-side apply of a child. Creating one that exists is success."""
+        """Server-side apply of a child. Raises ClusterError (422) where what has its name is somebody else's."""
         ...
 
     async def create_job(self, manifest: Json) -> None:

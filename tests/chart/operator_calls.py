@@ -57,7 +57,9 @@ class RecordingApi:
 
     async def merge(self, path: str, body: Json, **_: object) -> Json:
         self.needs(path, "patch")
-        return body
+        if not body and self.held is None:  # nothing is changed, only looked at
+            raise ClusterError("PATCH", path, "not found", 404)
+        return body or dict(self.held or {})
 
     async def delete(self, path: str, *_: object, **__: object) -> None:
         self.needs(path, "delete")
@@ -87,7 +89,7 @@ CALLS: dict[str, Call] = {
     "require_crd": lambda c: c.require_crd(),
     "get_model": lambda c: c.get_model(KEY),
     "list_models": lambda c: c.list_models(),
-    "models": lambda c: c.models(),
+    "models": lambda c: c.models(lambda _: None),
     "children": lambda c: c.children(KEY),
     "write_memory": lambda c: c.write_memory(KEY, "1", {}),
     "write_status": lambda c: c.write_status(KEY, {}),

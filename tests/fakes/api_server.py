@@ -2,10 +2,11 @@
 
 It models: resourceVersion (one counter), generation, uid, the status subresource, label selectors, pages, list and
 watch with bookmarks left out, create/replace/delete, merge patches, preconditions (409), server-side apply with field
-managers (what a manager no longer sends is removed; one that changes nothing keeps the resourceVersion), and faults.
+managers (what a manager no longer sends is removed; one that changes nothing keeps the resourceVersion; one that is not
+forced and would change what another holds is refused), and faults.
 
-It does not model: schemas, admission, defaults, quotas, garbage collection, conflicts between field managers, list
-merge keys in an apply (a list replaces a list), expiry of watches. Tests that need those run on the real cluster.
+It does not model: schemas, admission, defaults, quotas, garbage collection, list merge keys in an apply (there a list
+replaces a list), expiry of watches. Tests that need those run on the real cluster.
 """
 
 from __future__ import annotations
@@ -234,8 +235,11 @@ class FakeApiServer:
             key, {"apiVersion": seen.body["apiVersion"], "kind": seen.body["kind"], "metadata": identity}
         )
         merged: Json = {}
-        for part in (base, *others, body):
+        for part in (base, *others):
             merged = _merge(merged, part)
+        if held is not None and seen.query.get("force") != "true" and _contradicts(merged, body):
+            return _status(409, "Apply failed with 1 conflict", "Conflict")
+        merged = _merge(merged, body)
         applied[manager] = body
         stored = await self._store(key, merged, manager=(manager[0], "Apply", where.subresource), keep_base=True)
         return web.json_response(stored, status=200 if held else 201)
@@ -267,10 +271,10 @@ class FakeApiServer:
                 meta["managedFields"].append(entry)
         meta["generation"] = old.get("generation", 1) + (1 if held and held.get("spec") != obj.get("spec") else 0)
         meta["resourceVersion"] = old.get("resourceVersion", "")
-        if not keep_base:
-            self._bases[key] = copy.deepcopy(obj)
         if held == obj:
             return obj
+        if not keep_base:
+            self._bases[key] = copy.deepcopy(obj)
         meta["resourceVersion"] = str(version)
         self._objects[key] = obj
         if not silently:
@@ -380,6 +384,17 @@ def _merge(into: Json, part: Json) -> Json:
             _merge(held, value) if isinstance(held, dict) and isinstance(value, dict) else copy.deepcopy(value)
         )
     return result
+
+
+def _contradicts(held: Json, part: Json) -> bool:
+    """Some field of both has another value in `part`."""
+    return any(
+        _contradicts(held[name], value)
+        if isinstance(held[name], dict) and isinstance(value, dict)
+        else held[name] != value
+        for name, value in part.items()
+        if name in held
+    )
 
 
 def _patched(into: Json, patch: Json) -> Json:

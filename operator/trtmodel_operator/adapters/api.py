@@ -208,10 +208,10 @@ class Api:
         query = {"fieldManager": manager}
         return await self._write("PUT", path, body, query, throttled=throttled, always=always)
 
-    async def apply(self, path: str, body: Json, *, manager: str) -> Json:
-        """Server-side apply that takes over fields of others. Raises Conflict if `body` has a resourceVersion that is
-        not the current one."""
-        query = {"fieldManager": manager, "force": "true"}
+    async def apply(self, path: str, body: Json, *, manager: str, force: bool = True) -> Json:
+        """Server-side apply. With `force` it takes over fields of others; without it raises Conflict where they have
+        another value, as it does if `body` has a resourceVersion that is not the current one."""
+        query = {"fieldManager": manager, "force": str(force).lower()}
         return await self._write("PATCH", path, body, query, content_type="application/apply-patch+yaml")
 
     async def merge(self, path: str, body: Json, *, manager: str, throttled: bool = True, fenced: bool = True) -> Json:

@@ -77,6 +77,11 @@ class KeptChildren:
                 found["Pod"] += self._informers["Pod"].kept.of((namespace, JOB + job["metadata"]["name"]))
         return found
 
+    def child(self, kind: str, name: Key) -> Json | None:
+        """None also if it is not known: what has no label of ours is not kept, and some kinds are not."""
+        informer = self._informers.get(kind)
+        return informer.kept.get(name) if informer is not None and informer.fresh() else None
+
     def unfinished_jobs(self) -> list[Json] | None:
         """None if it is not fresh."""
         informer = self._informers["Job"]

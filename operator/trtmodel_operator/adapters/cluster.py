@@ -7,7 +7,7 @@ sent): the memory, the rest of status, the finalizer, and the children.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from urllib.parse import quote
 
 from trtmodel_operator.adapters.api import Api
@@ -90,9 +90,11 @@ class KubernetesCluster:
             self._models.compare(found)
         return found
 
-    async def models(self) -> list[Json]:
-        """Every TRTModel in the namespaces that are watched."""
-        return [model for path in self._model_paths() for model in await self._api.list_all(path)]
+    async def models(self, see: Callable[[Json], None]) -> None:
+        """Shows every TRTModel in the namespaces that are watched, one after the other; some twice, where a list has to
+        be read again."""
+        for path in self._model_paths():
+            await self._api.list_all(path, keep=see)
 
     def _model_paths(self) -> list[str]:
         paths = [f"/apis/{API_VERSION}/namespaces/{quote(n)}/{PLURAL}" for n in self._namespaces]
@@ -116,7 +118,7 @@ class KubernetesCluster:
         """Jobs and pods are watched each on their own: a Job may be seen to have ended before its pod is. A result that
         is not seen would be taken for one that cannot be read, which is for good."""
         for job in found["Job"]:
-            if has_ended(job) and not any(owner_uid(p) == job["metadata"]["uid"] and _told(p) for p in found["Pod"]):
+            if has_ended(job) and not _explained(job, found["Pod"]):
                 pods = await self._pods_of(namespace, job)
                 seen = {p["metadata"]["uid"] for p in pods}
                 found["Pod"] = [p for p in found["Pod"] if p["metadata"]["uid"] not in seen] + pods
@@ -148,7 +150,27 @@ class KubernetesCluster:
             self._doubt(key)  # without the finalizer it may be gone
 
     async def apply(self, manifest: Json) -> None:
-        self._wrote(await self._api.apply(_child_path(manifest), manifest, manager=MANAGER_CHILDREN))
+        """Raises ClusterError if what has this name is somebody else's: it would be taken over, and go with the
+        TRTModel."""
+        path, meta = _child_path(manifest), manifest["metadata"]
+        held = self._kept.child(manifest["kind"], (meta["namespace"], meta["name"])) if self._kept is not None else None
+        if held is None or owner_uid(manifest) not in owner_uids(held):
+            held = await self._look(path)
+            if held is not None and (cause := _foreign(held, manifest)):
+                raise ClusterError("PATCH", path, cause, 422)
+        # Nothing is forced where nothing stood: what somebody makes in this moment stays theirs.
+        answer = await self._api.apply(path, manifest, manager=MANAGER_CHILDREN, force=held is not None)
+        self._wrote(answer)
+
+    async def _look(self, path: str) -> Json | None:
+        """What stands there, also what has no label of ours. There is no right to read it; a merge of nothing changes
+        nothing, and answers with the object."""
+        try:
+            return await self._api.merge(path, {}, manager=MANAGER_CHILDREN, throttled=False)
+        except ClusterError as e:
+            if e.status == 404:
+                return None
+            raise
 
     def _wrote_model(self, answer: Json) -> Json:
         if self._models is not None:
@@ -180,7 +202,9 @@ class KubernetesCluster:
         meta, mine = held["metadata"], manifest["metadata"]
         if not owner_uids(manifest) or owner_uid(manifest) in owner_uids(held):
             return
-        if (meta.get("labels") or {}).get(LABEL_KIND) != JobKind.BUILD.value or "deletionTimestamp" in meta:
+        if "deletionTimestamp" in meta:
+            raise Conflict(f"{path}: it is being deleted, and is made anew when it is gone")
+        if (meta.get("labels") or {}).get(LABEL_KIND) != JobKind.BUILD.value:
             cause = "a Job of this name belongs to a deleted TRTModel of the same name: it is tried again when the"
             raise ClusterError("POST", path, f"{cause} garbage collector has removed it", 409)
         if _ended_by_chance(held):
@@ -313,9 +337,36 @@ def _told(pod: Json) -> bool:
     return any(((s.get("state") or {}).get("terminated") or {}).get("message") for s in statuses)
 
 
+def _explained(job: Json, pods: Sequence[Json]) -> bool:
+    """All tries that the Job counted are seen, and the last one left a message."""
+    mine = [p for p in pods if owner_uid(p) == job["metadata"]["uid"]]
+    status = job.get("status") or {}
+    if not mine or len(mine) < int(status.get("failed") or 0) + int(status.get("succeeded") or 0):
+        return False
+    return _told(max(mine, key=lambda p: str(p["metadata"]["creationTimestamp"])))
+
+
 def _plain_owner(manifest: Json) -> Json:
     """The owner of a manifest of ours as one of several, of whom only the first controls."""
     return {k: v for k, v in manifest["metadata"]["ownerReferences"][0].items() if k != "controller"}
+
+
+def _foreign(held: Json, manifest: Json) -> str:
+    """Why it must not be taken over; '' if it may: it is this TRTModel's, or had one of the same name that was deleted
+    or restored from a backup, or lost its owner and has our label."""
+    labels = [m["metadata"].get("labels") or {} for m in (held, manifest)]
+    owner = next((o for o in held["metadata"].get("ownerReferences") or () if o.get("controller")), None)
+    mine = next(iter(manifest["metadata"].get("ownerReferences") or ()), None)
+    if mine is None or mine["uid"] in owner_uids(held):
+        return ""
+    if owner is None and labels[0].get(LABEL_MODEL) == labels[1].get(LABEL_MODEL) is not None:
+        return ""
+    if owner is not None and (owner.get("kind"), owner.get("name")) == (KIND, mine["name"]):
+        return ""
+    kind = manifest["kind"]
+    whose = f"is that of {owner.get('kind')} {owner.get('name')}" if owner else "is not this TRTModel's"
+    way_out = "set spec.serving.service.name" if kind == "Service" else "give the TRTModel another name"
+    return f"a {kind} of this name exists and {whose}: {way_out}, or remove it"
 
 
 def _ended_by_chance(job: Json) -> bool:

@@ -87,6 +87,10 @@ class Kept:
     def names(self) -> set[Key]:
         return set(self._texts)
 
+    def get(self, name: Key) -> Json | None:
+        held = self._texts.get(name)
+        return None if held is None else _object(held[1])
+
     def of(self, owner: Key) -> list[Json]:
         """Of the TRTModel of this name, or with `JOB` before it, of the Job."""
         return [_object(self._texts[name][1]) for name in self._index.get(owner, ())]
@@ -136,6 +140,8 @@ class Informer:
 
     async def run(self) -> None:
         """Until it is cancelled."""
+        for stream in self._streams.values():
+            stream.heard = time.monotonic()  # a process may have stood by for hours: nothing was listened to
         async with asyncio.TaskGroup() as group:
             for path, stream in self._streams.items():
                 group.create_task(self._follow(path, stream), name=f"watch {path}")

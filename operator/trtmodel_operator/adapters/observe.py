@@ -171,14 +171,14 @@ def _job(job: Json, mine: Sequence[Json]) -> ObservedJob | None:
     status = job.get("status") or {}
     failed = _condition(status, "Failed")
     state = JobState.COMPLETE if _condition(status, "Complete") else JobState.FAILED if failed else JobState.RUNNING
-    result, unreadable = _result(mine)
-    last, _ = _result(mine[:1])
-    if state is JobState.RUNNING and last is not None:
+    # Pods of a Job follow one another: what an older try said explains nothing that came after it.
+    result, unreadable = _result(mine[:1])
+    if state is JobState.RUNNING and result is not None:
         state = _foreseen(mine[0])
     trouble, message = "", ""
-    if state is JobState.RUNNING and last is not None:
-        trouble, message = last.reason.value, last.message  # it is tried again
-    elif result is None or state is JobState.RUNNING:
+    if state is JobState.RUNNING and result is not None:
+        trouble, message = result.reason.value, result.message  # it is tried again
+    elif result is None:
         trouble, message = next((t for p in mine[:1] if (t := trouble_of(p))[0]), ("", ""))
         if failed is not None and (not trouble or failed.get("reason") == "DeadlineExceeded"):
             trouble = str(failed.get("reason") or "Failed")

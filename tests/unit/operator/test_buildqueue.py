@@ -7,9 +7,10 @@ import copy
 import datetime
 from typing import Any
 
-from trtmodel_operator.buildqueue import ORPHAN_AGE, BuildQueue, orphans, turns
+import pytest
+from trtmodel_operator.buildqueue import ORPHAN_AGE, REFUSED_LAST, REFUSED_MOST, BuildQueue, orphans, turns
 from trtmodel_operator.metrics import OperatorMetrics
-from trtmodel_operator.ports import Conflict, Json
+from trtmodel_operator.ports import ClusterError, Conflict, Json
 
 MADE = datetime.datetime(2026, 11, 30, tzinfo=datetime.timezone.utc)
 NOW = MADE.timestamp() + 3600
@@ -80,11 +81,14 @@ def test_a_job_of_nobody_is_an_orphan_once_it_is_old_enough() -> None:
 
 
 class Store:
-    """What lies in the cluster. `busy`: somebody else changes a Job first, once."""
+    """What lies in the cluster. `busy`: somebody else changes a Job first, once. `refused`: the status with which the
+    API server refuses to change a Job."""
 
     def __init__(self, *jobs: Json) -> None:
         self.jobs = {j["metadata"]["name"]: j for j in jobs}
         self.busy: set[str] = set()
+        self.refused: dict[str, int] = {}
+        self.asked: list[str] = []
         self.looks = 0
         self.begun = asyncio.Event()
 
@@ -102,6 +106,9 @@ class Store:
         del self.jobs[job["metadata"]["name"]]
 
     def _change(self, job: Json) -> None:
+        self.asked.append(job["metadata"]["name"])
+        if (status := self.refused.get(job["metadata"]["name"])) is not None:
+            raise ClusterError("PATCH", "jobs", "admission webhook denied the request", status)
         if job["metadata"]["name"] in self.busy:
             self.busy.discard(job["metadata"]["name"])
             raise Conflict("modified")
@@ -157,3 +164,94 @@ def test_an_orphan_is_removed() -> None:
     store = Store(lost, job("kept", suspend=False))
     asyncio.run(BuildQueue(store, 0, lambda: NOW).look())
     assert list(store.jobs) == ["kept"]
+
+
+def looked(store: Store, most: int, times: int = 1, now: Any = lambda: NOW) -> None:
+    async def go() -> None:
+        queue = BuildQueue(store, most, now)
+        for _ in range(times):
+            await queue.look()
+
+    asyncio.run(go())
+
+
+def running(store: Store) -> list[str]:
+    return sorted(name for name, j in store.jobs.items() if not j["spec"]["suspend"])
+
+
+@pytest.mark.parametrize("most", [0, 1, 2])
+def test_a_build_that_the_api_server_refuses_gives_its_turn_to_the_next_one(most: int) -> None:
+    store = Store(job("a", made=1), job("b", made=2), job("c", made=3))
+    store.refused = {"a": 403}
+    looked(store, most)
+    assert running(store) == (["b"] if most == 1 else ["b", "c"])
+
+
+def test_a_build_that_was_refused_goes_after_the_others_and_begins_once_it_may() -> None:
+    store = Store(job("a", "first", made=1), *(job(n, "second", made=2) for n in "bcd"))
+    store.refused = {"a": 500}
+
+    async def go() -> None:
+        queue = BuildQueue(store, 1, lambda: NOW)
+        for expected in "bcda":
+            if expected == "a":
+                store.refused.clear()
+            await queue.look()
+            assert running(store) == [expected]
+            del store.jobs[expected]
+
+    asyncio.run(go())
+    assert store.asked == ["a", "b", "c", "d", "a"]
+
+
+def test_a_build_that_was_refused_long_ago_goes_by_its_age_again() -> None:
+    store = Store(job("a", made=1), job("b", made=2), job("c", made=3))
+    store.refused = {"a": 500}
+    now = [NOW]
+
+    async def go() -> None:
+        queue = BuildQueue(store, 1, lambda: now[0])
+        await queue.look()
+        del store.jobs["b"]
+        store.refused.clear()
+        now[0] += REFUSED_LAST + 1
+        await queue.look()
+
+    asyncio.run(go())
+    assert running(store) == ["a"]
+
+
+def test_a_look_ends_after_some_refusals_and_the_next_one_begins_with_others() -> None:
+    store = Store(*(job(f"bad-{n:02}", made=n) for n in range(REFUSED_MOST + 2)), job("good", made=99))
+    store.refused = {f"bad-{n:02}": 500 for n in range(REFUSED_MOST + 2)}
+    looked(store, 1)
+    assert (len(store.asked), running(store)) == (REFUSED_MOST, [])
+    store.asked.clear()
+    looked(store, 1, times=2)
+    assert running(store) == ["good"]
+
+
+def test_a_build_of_which_nobody_knows_whether_it_began_keeps_the_place() -> None:
+    store = Store(job("a", made=1), job("b", made=2))
+    store.refused = {"a": 0}  # no answer
+    with pytest.raises(ClusterError):
+        looked(store, 1)
+    assert store.asked == ["a"]
+
+
+def test_an_orphan_that_cannot_be_removed_holds_up_nobody_else_and_does_not_begin() -> None:
+    lost, runs = job("lost"), job("runs", suspend=False)
+    lost["metadata"]["ownerReferences"] = runs["metadata"]["ownerReferences"] = []
+    store = Store(lost, runs, job("a", made=1), job("b", made=2))
+    store.refused = {"lost": 403, "runs": 403}
+    looked(store, 2)
+    assert running(store) == ["a", "runs"]
+    assert store.asked == ["lost", "runs", "a"]
+
+
+def test_an_orphan_that_waits_is_removed_and_not_begun() -> None:
+    lost = job("lost")
+    lost["metadata"]["ownerReferences"] = []
+    store = Store(lost, job("a", made=1))
+    looked(store, 1)
+    assert store.asked == ["lost", "a"]

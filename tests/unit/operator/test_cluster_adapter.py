@@ -73,6 +73,15 @@ def test_all_models_are_listed_over_many_pages_with_their_versions(api_server: F
     assert listed["ml", "m7"] == newest["metadata"]["resourceVersion"]
 
 
+def test_every_model_is_shown_and_none_is_kept(api_server: FakeApiServer, monkeypatch: Any) -> None:
+    monkeypatch.setattr("trtmodel_operator.adapters.api.PAGE", 3)
+    for n in range(8):
+        api_server.put(model(f"m{n}", uid=f"uid-{n}"))
+    shown: list[str] = []
+    assert on(api_server, lambda c: c.models(lambda m: shown.append(m["metadata"]["name"]))) is None
+    assert shown == [f"m{n}" for n in range(8)]
+
+
 def test_a_list_whose_continuation_expired_is_read_again_from_its_start(
     api_server: FakeApiServer, monkeypatch: Any
 ) -> None:
@@ -205,7 +214,7 @@ def test_children_are_applied_and_what_is_no_longer_in_the_manifest_goes(api_ser
     (stored,) = api_server.all("configmaps")
     assert stored["data"] == {"a": "1"}
     assert stored["metadata"]["managedFields"] == [{"manager": "trtmodel-children", "operation": "Apply"}]
-    assert {s.query["force"] for s in api_server.writes()} == {"true"}
+    assert [s.query.get("force") for s in api_server.writes()] == [None, "false", None, "true"], "a look before each"
 
 
 def test_an_event_is_posted_as_events_k8s_io_wants_it(api_server: FakeApiServer) -> None:

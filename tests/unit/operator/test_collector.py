@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import gc
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -25,9 +28,12 @@ class Store:
     def __init__(self, *models: Json) -> None:
         self.listed, self.refuses = list(models), ""
         self.jobs: dict[str, Json] = {}
+        self.lists = 0
 
-    async def models(self) -> list[Json]:
-        return self.listed
+    async def models(self, see: Callable[[Json], None]) -> None:
+        self.lists += 1
+        for one in self.listed:
+            see(one)
 
     async def create_job(self, manifest: Json) -> None:
         if self.refuses and manifest["metadata"]["namespace"] == self.refuses:
@@ -97,6 +103,59 @@ def test_a_namespace_that_refuses_the_job_holds_up_no_other_and_is_tried_again()
     store.refuses = ""
     asyncio.run(collector.look())
     assert {t.namespace for t in store.tasks()} == {"ml", "vision"}
+
+
+def test_models_are_listed_once_in_an_interval_and_again_only_while_a_job_of_it_is_missing() -> None:
+    store = Store(model("a"), model("a", "vision"))
+    store.refuses = "ml"
+    now = [1e9]
+    collector = Collector(store, DAILY, JobPolicy(), "worker:1", "inst", lambda: now[0])
+
+    async def looks(times: int) -> int:
+        before = store.lists
+        for _ in range(times):
+            await collector.look()
+            now[0] += 300
+        return store.lists - before
+
+    assert asyncio.run(looks(3)) == 3
+    store.refuses = ""
+    assert asyncio.run(looks(9)) == 1
+    assert len(store.jobs) == 2
+    now[0] += 24 * HOUR
+    assert asyncio.run(looks(9)) == 1
+    assert len(store.jobs) == 4
+
+
+def test_a_model_that_is_shown_twice_or_in_another_order_makes_the_same_job() -> None:
+    """A list whose continuation expired is read again from its start."""
+    models = [model("b", build__deadline="24h", serving__image="b:1"), model("a", serving__image="a:1")]
+    once, twice = Store(*reversed(models)), Store(*models, *models)
+    for store in (once, twice):
+        look(store, CollectPolicy(24 * HOUR, grace=0))
+    assert once.jobs == twice.jobs
+    (job,) = once.jobs.values()
+    assert job["spec"]["template"]["spec"]["containers"][0]["image"] == "a:1"
+    assert once.tasks()[0].grace_seconds == 25 * HOUR
+
+
+def test_thousands_of_models_are_never_held_at_once() -> None:
+    class Held(dict[str, Any]):
+        """A document that can be counted."""
+
+    class Large(Store):
+        most = 0
+
+        async def models(self, see: Callable[[Json], None]) -> None:
+            for n in range(500):
+                see(Held(copy.deepcopy(model(f"m{n}"))))
+                if n % 100 == 99:
+                    self.most = max(self.most, sum(isinstance(o, Held) for o in gc.get_objects()))
+
+    store = Large()
+    look(store)
+    assert store.most <= 1
+    assert len(store.jobs) == 1
 
 
 def test_the_job_has_the_models_access_to_the_bucket_no_owner_and_stays_until_the_next_one() -> None:

@@ -263,6 +263,31 @@ def test_a_job_that_is_seen_to_have_ended_before_its_pod_is_not_taken_for_one_wi
     play(api_server, scene)
 
 
+@pytest.mark.parametrize("seen", [0, 1], ids=["the last try is not seen", "the last try is seen to run"])
+def test_what_an_older_try_said_is_not_taken_for_the_result_of_one_whose_end_is_not_seen_yet(
+    api_server: FakeApiServer, seen: int
+) -> None:
+    def ends(code: int) -> Json:
+        return {"containerStatuses": [{"state": {"terminated": {"exitCode": code, "message": "{}"}}}]}
+
+    async def scene(s: Scene) -> None:
+        async with s.watching():
+            old, new = (pod(n, labels=LABELS | {"batch.kubernetes.io/job-name": "build"}) for n in ("one", "two"))
+            for n, one in enumerate((old, new)):
+                one["metadata"]["ownerReferences"] = [{"uid": "uid-build", "controller": True}]
+                one["metadata"]["creationTimestamp"] = f"2026-01-01T00:0{n}:00Z"
+            s.server.put({**old, "status": ends(1)})
+            if seen:
+                s.server.put(new)
+            s.server.put(job("build", failed=1, succeeded=1, conditions=[{"type": "Complete", "status": "True"}]))
+            await s.until(lambda: s.names("Job") and len(s.names("Pod")) == 1 + seen)
+            s.server.put({**new, "status": ends(0)}, silently=True)
+            found = {p["metadata"]["name"]: p["status"] for p in (await s.cluster.children(KEY))["Pod"]}
+            assert found["two"] == ends(0)
+
+    play(api_server, scene)
+
+
 def test_jobs_that_ended_are_not_looked_at_again(api_server: FakeApiServer) -> None:
     async def scene(s: Scene) -> None:
         s.server.put(job("runs"))

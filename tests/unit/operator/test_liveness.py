@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -94,6 +95,12 @@ async def probe(health: Health, timeout: float = 10.0) -> tuple[int, str]:
     return await asyncio.to_thread(ask, health, timeout)
 
 
+async def until(over: threading.Event) -> None:
+    """For the API server, which runs in a loop of its own."""
+    while not over.is_set():  # noqa: ASYNC110 - it is another loop's
+        await asyncio.sleep(0.01)
+
+
 async def fails(health: Health) -> str:
     """What the probe says once it fails."""
     while True:
@@ -133,6 +140,34 @@ def test_a_watch_that_hears_nothing_fails_the_probe(api_server: FakeApiServer, m
             await kept.ready()
             health.watch_over(kept.trouble)
             assert "nothing was heard of Job" in await fails(health)
+        finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+            await api.close()
+
+    play(scene)
+
+
+def test_one_that_stood_by_for_long_is_alive_while_it_lists_for_the_first_time(api_server: FakeApiServer) -> None:
+    """It listens only from the moment at which it leads."""
+
+    async def scene(health: Health) -> None:
+        over = threading.Event()
+        api_server.fault = lambda _: until(over)
+        api = Api(Configuration(host=api_server.url))
+        kept = KeptChildren(api, ())
+        for stream in (s for informer in kept._informers.values() for s in informer._streams.values()):
+            stream.heard -= 2 * children.DEAD  # so long ago was its start
+        watching = asyncio.create_task(kept.run())
+        try:
+            await asyncio.sleep(0)  # the watches begin; none was answered yet
+            await asyncio.sleep(0)
+            health.watch_over(kept.trouble)
+            assert await probe(health) == (200, "ok\n")
+            assert not kept.fresh(), "nothing was listed"
+            over.set()
+            await kept.ready()
+            assert kept.fresh()
         finally:
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)

@@ -179,6 +179,17 @@ def test_a_try_that_told_why_it_failed_is_the_trouble_until_the_next_one_has_its
     assert (again.state, again.trouble) == (JobState.RUNNING, "Unschedulable")
 
 
+def test_a_last_try_that_left_no_word_is_told_as_it_ended_and_not_by_what_an_older_one_said() -> None:
+    old = job_pod("a", "2026-01-01T00:00:00Z", phase="Failed", **terminated(1, message=message(Reason.NO_SPACE)))
+    killed = job_pod("b", "2026-01-01T00:05:00Z", phase="Failed", **terminated(137, "OOMKilled"))
+    found = the_job(old, killed, conditions=FAILED)
+    assert (found.result, found.trouble) == (None, "OOMKilled")
+    assert "it needed more memory than its limit" in found.message
+    silent = job_pod("b", "2026-01-01T00:05:00Z", phase="Succeeded", **terminated(0, "Completed"))
+    done = the_job(old, silent, conditions=[{"type": "Complete", "status": "True"}])
+    assert (done.state, done.result) == (JobState.COMPLETE, None)
+
+
 def test_a_pod_of_another_job_says_nothing() -> None:
     pod = job_pod("p", job_name="other", **terminated(42, message=message(Reason.GATE_FAILED)))
     assert the_job(pod, conditions=FAILED).result is None

@@ -191,12 +191,19 @@ def test_what_failed_by_chance_for_another_one_is_made_anew_and_a_rejection_is_s
     assert owner_uids(api_server.all("jobs")[0]) == (TWO.uid,)
 
 
-def test_a_job_that_is_going_is_not_joined(api_server: FakeApiServer) -> None:
+@pytest.mark.parametrize("kind", ["build", "resolve"])
+def test_a_job_that_is_being_deleted_is_not_joined_and_made_anew_when_it_is_gone(
+    api_server: FakeApiServer, kind: str
+) -> None:
     job = asked_by(api_server, ONE)
     job["metadata"]["deletionTimestamp"] = "2026-11-30T00:00:00Z"
+    job["metadata"]["labels"]["trtmodel.io/kind"] = kind
     api_server.put(job)
-    with pytest.raises(ClusterError, match="garbage collector"):
+    with pytest.raises(Conflict, match="it is being deleted, and is made anew when it is gone"):
         on(api_server, lambda c: c.create_job(build_job(TWO)))
+    api_server.delete("jobs", "ml", job["metadata"]["name"])
+    on(api_server, lambda c: c.create_job(build_job(TWO)))
+    assert owner_uids(api_server.all("jobs")[0]) == (TWO.uid,)
 
 
 def test_a_failure_to_join_is_told(api_server: FakeApiServer) -> None:
