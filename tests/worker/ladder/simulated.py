@@ -49,6 +49,7 @@ OUTPUT_BYTES = 4096
 DEATH_SECONDS = 0.03  # from a host's end until it is reaped
 START_SECONDS = 1.0
 HANG_SECONDS = 2.0
+STILL_SECONDS = 1.0
 
 
 class Request:
@@ -87,7 +88,7 @@ class Request:
 
 
 Behave = Callable[["PretendedHost", LanePort, np.ndarray], "str | FailureClass"]
-"""What a host does with a batch: 'ok', 'crash', 'killed', 'stop', 'lie', or a failure."""
+"""What a host does with a batch: 'ok', 'crash', 'killed', 'stop', 'still', 'lie', or a failure."""
 
 
 class PretendedHost:
@@ -239,6 +240,8 @@ class PretendedHost:
         elif what == "stop":
             self.stop()
             self._run(lane, data)
+        elif what == "still":  # this lane alone, and then it answers as it should have
+            asyncio.get_running_loop().call_later(STILL_SECONDS, self._answer, lane, data)
         else:
             lie = engine.world.choice.choice(
                 [

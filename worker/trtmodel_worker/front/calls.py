@@ -109,6 +109,14 @@ class Call:
         """It was with a host already."""
         return bool(self.tries or self.deaths or self.kills)
 
+    def group(self, *, together: bool) -> None:
+        """Which others it can run with, if rows of several may run `together`."""
+        if not together:
+            self.rows, self.key = 1, None
+            return
+        self.rows = self.shapes[0][0]
+        self.key = (self.shapes[0][1:],) if len(self.shapes) == 1 else tuple(shape[1:] for shape in self.shapes)
+
     def cancel(self) -> None:
         """The client is gone: nobody waits for the answer, and its place is free."""
         self.done = True

@@ -90,6 +90,10 @@ class Compression:
             except ValueError as e:
                 self._refuse_as(request, e, limit)
                 return
+            except Exception:  # such as no memory for it
+                log.exception("a request could not be inflated")
+                self._refuse(request, 500, OUR_FAULT, b"")
+                return
             try:
                 self._go_on(request, body or b"", then)
             except Exception:

@@ -32,7 +32,7 @@ OVERHEAD_BYTES = 64 * 1024  # of a request's head, or of what else is no body
 JOINED_BYTES = 32 * 1024  # of an answer: a smaller one is sent sooner when it is copied behind its head (measured)
 PIPELINED = 64  # requests that one connection may have sent ahead
 PROGRESS_SECONDS = 30.0  # a request that comes in, or an answer that goes out, moves at least so often
-SLOWEST_BYTES = 64 * 1024  # per second, on average after PROGRESS_SECONDS: a body's room is taken when it is announced
+SLOWEST_BYTES = 64 * 1024  # per second: of a body on average after PROGRESS_SECONDS, of an answer in one of these
 IDLE_SECONDS = 300.0
 LINGER_SECONDS = 5.0
 DISCARDED_BYTES = 1 << 20  # of a refused body: so much is read away to keep the connection
@@ -70,6 +70,7 @@ class Connection(asyncio.BufferedProtocol):
         self.last = loop.time()
         self._linger_until = 0.0
         self._stalled = False
+        self._left = 0  # bytes of answers that were still here when it was looked at last
         self._paused = False
         self._answering = False
 
@@ -238,8 +239,12 @@ class Connection(asyncio.BufferedProtocol):
         """Time limits, looked at every second."""
         quiet = now - self.last
         if self._stalled or self._transport.is_closing():
-            if quiet > PROGRESS_SECONDS:
+            left = self._transport.get_write_buffer_size()
+            if self._left - left >= SLOWEST_BYTES:  # since a second ago: a slow client takes a large answer bit by bit
+                self.last = now
+            elif quiet > PROGRESS_SECONDS:
                 self._transport.abort()
+            self._left = left
         elif self._linger_until:
             if now > self._linger_until and self._busy is None and not self._pending:
                 self._transport.abort()

@@ -1,4 +1,5 @@
-"""Batches that run too long are also run on another host; the first answer counts. So are those of a host that somebody
+"""Batches that run too long are also run on another host, or on another lane where there is one host only; the first
+answer counts. So are those of a host that somebody
 stopped, as soon as that is seen, and of one that was killed, if it is not reaped at once: a driver was seen to clean up
 for 100 ms after a process on a GPU.
 
@@ -24,7 +25,8 @@ _REAPED_SECONDS = 0.005  # a process without a device is reaped sooner, and its 
 
 class Hedges:
     """`drain` reads what a lane has said already: after a stall of the loop, answers are there that nobody has read.
-    `start` runs a batch once more, on another host than its lane's; False if there is none now."""
+    `start` runs a batch once more, elsewhere than on its lane; False if there is no place now.
+    `claims`: of this engine and of others, that found no place here. They go before all that wait: those are many."""
 
     def __init__(
         self,
@@ -34,6 +36,7 @@ class Hedges:
         drain: Callable[[LanePort], None],
         start: Callable[[Batch, LanePort], bool],
     ) -> None:
+        self.claims: set[Hedges] = set()
         self._lanes = lanes
         self._overdue = overdue
         self._stats = stats
@@ -60,6 +63,14 @@ class Hedges:
         self._running -= 1
         if self._timer is not None:
             self._come(0.0)
+
+    def settle(self) -> None:
+        """A lane is free, and nobody who waits has it yet."""
+        claims, self.claims = self.claims, set()
+        for hedges in claims:
+            if hedges._timer is not None:
+                hedges._timer.cancel()
+                hedges._look()
 
     def _come(self, seconds: float) -> None:
         """Look after so many seconds, if not sooner."""

@@ -176,7 +176,14 @@ class Hosts:
                 channel.close()
             if config_fd >= 0:
                 os.close(config_fd)
-        host = EngineHost(process, control[0], control[1:])
+        try:
+            host = EngineHost(process, control[0], control[1:])
+        except OSError as e:  # no descriptor to see its end by
+            process.kill()
+            process.wait()
+            for channel in control:
+                channel.close()
+            raise HostFailed("HostNotStarted", f"its process cannot be watched: {e}", refused=False) from e
         if pulsed:
             self._pulses[host] = Pulse(host.signal, self._crowd)
         try:

@@ -185,6 +185,6 @@ class Lanes:
 
     def _is_late(self, lane: LanePort, now: float) -> bool:
         attempt = lane.attempt
-        if attempt is None:
-            return False
+        if attempt is None:  # a probe, or its rest: nobody waits for that, but for the lane
+            return lane.busy and lane.host.is_stopped()
         return attempt.stopped or now - lane.since > self._overdue.after(attempt.batch.bucket)

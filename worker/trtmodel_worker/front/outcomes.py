@@ -79,7 +79,8 @@ class Outcomes:
             return
         if not attempt.abandoned:
             attempt.counters.count_ok(batch.bucket, seconds, attempt.uncounted)
-        if engine is self._engine and not batch.calls[0].rehearsed:  # beside traffic those take as long as they must
+        # Beside traffic rehearsals take as long as they must, and a host that was stopped tells how long that was.
+        if engine is self._engine and not batch.calls[0].rehearsed and not attempt.stopped:
             self._overdue.observe(batch.bucket, seconds)
             lane_seconds = time.monotonic() - attempt.started
             self.run_seconds = _mean(self.run_seconds, lane_seconds)

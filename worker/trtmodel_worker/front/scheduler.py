@@ -178,7 +178,7 @@ class Scheduler:
             return
         if not call.rehearsed:
             self._stats.asked(waits=not self._lanes.free)
-        self._group(call)
+        call.group(together=self.batchable)
         self._waiting.push(call)
         if self._pump_due:
             return
@@ -190,7 +190,7 @@ class Scheduler:
     def take_over(self, calls: Sequence[Call]) -> None:
         """Requests of another engine that cannot answer them. Those that were with a host already come first."""
         for call in calls:
-            self._group(call)
+            call.group(together=self.batchable)
             if call.ran:
                 continue
             why = self._entrance.why_not(call)
@@ -224,16 +224,17 @@ class Scheduler:
     def remove(self, host: Host, *, count_death: bool, guilty: bool = True) -> None:
         """The host was reaped, so nothing of it can write any more: its batches run again. `guilty`: a request may be
         why it died."""
-        counted = False
+        counted, bereaved = False, {}
         for lane in self._lanes.remove(host):
             attempt, lane.attempt = lane.attempt, None
             if attempt is None:
                 continue
-            batch = attempt.batch
             if count_death and not attempt.abandoned:
                 counted = True
                 attempt.counters.count_failed(HOST_DEATH, attempt.uncounted)
             self._ended(attempt)
+            bereaved[id(attempt.batch)] = attempt.batch  # once, also if two of its lanes ran it
+        for batch in bereaved.values():
             batch.owner.bereaved(batch, guilty)
         if count_death and not counted:
             self._counters().count_failed(HOST_DEATH)  # it died idle: the engine's fault all the same
@@ -290,7 +291,9 @@ class Scheduler:
         else:
             self._lanes.give(lane)
         self._probes.judge(lane.host, attempt.batch, answer)
-        if len(self._waiting) and not self._pump_due:
+        if self._hedges.claims:
+            self._loop.call_soon(self._settle_claims)
+        elif len(self._waiting) and not self._pump_due:
             self._pump()  # the lane works on while this answer is written
         try:
             attempt.batch.owner.completed(attempt, answer, outputs, self._engine)
@@ -319,15 +322,6 @@ class Scheduler:
     def _unbatch(self) -> None:
         self.batchable = False
 
-    def _group(self, call: Call) -> None:
-        """Which others it can run with."""
-        if not self.batchable:
-            call.rows, call.key = 1, None
-            return
-        shapes = call.shapes
-        call.rows = shapes[0][0]
-        call.key = (shapes[0][1:],) if len(shapes) == 1 else tuple(shape[1:] for shape in shapes)
-
     def _pump_later(self) -> None:
         """Dispatch when everything that this turn of the loop has read is here: it goes out as one batch."""
         if not self._pump_due:
@@ -336,6 +330,10 @@ class Scheduler:
 
     def _pump_now(self) -> None:
         self._pump_due = False
+        self._pump()
+
+    def _settle_claims(self) -> None:
+        self._hedges.settle()
         self._pump()
 
     def _pump(self) -> None:
@@ -456,13 +454,21 @@ class Scheduler:
         return True
 
     def _run_again(self, batch: Batch, lane: LanePort) -> bool:
-        """A hedge, on another host than that of `lane`."""
+        """A hedge, on another host than that of `lane`. If there is no other one at all, on another lane of it: one
+        thread of a process may stand still alone, as its processor may."""
         if len(self._waiting):
             self._pump_later()
         if self.run(batch, lane.host):
             return True
         other = self.elsewhere() if self._engine.hedges_elsewhere else None
-        return other is not None and other.run(batch)
+        if other is not None:
+            started = other.run(batch)
+        else:
+            started = self._lanes.hosts == 1 and not lane.host.is_stopped() and self.run(batch)
+        if not started:
+            for place in {self, other or self}:
+                place._hedges.claims.add(self._hedges)
+        return started
 
     def _said_unasked(self, lane: LanePort, answer: Answer) -> None:
         """The end of a probe, or of a lane's rest. Raises MessageError."""

@@ -69,7 +69,7 @@ class Sharing:
 
     def join(self, host: Reader) -> None:
         """A host that reads so is about to serve."""
-        self._hosts.append(host)
+        self._hosts = [known for known in self._hosts if not known.is_gone] + [host]
         for file in self._files:
             host.tell(SHARE, file.reader)
 
