@@ -16,6 +16,10 @@ class FakeTransport:
         self.written = b""
         self.closed = False
         self.ended = False
+        self.left = 0  # bytes that the client has not taken yet
+
+    def get_write_buffer_size(self) -> int:
+        return self.left
 
     def write(self, data: bytes) -> None:
         self.written += data

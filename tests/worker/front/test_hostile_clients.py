@@ -177,3 +177,19 @@ def test_a_body_that_drips_in_gives_its_room_back_and_one_that_flows_does_not(pe
         client.send(b" " * per_second)
     assert transport.written.startswith(b"HTTP/1.1 408 ") == answered
     assert server.staged == (0 if answered else 8 * MIB)
+
+
+@pytest.mark.parametrize(("per_second", "cut"), [(0, True), (1_000, True), (200_000, False)])
+def test_a_large_answer_is_cut_off_when_nobody_takes_it_and_not_because_it_takes_long(
+    per_second: int, cut: bool
+) -> None:
+    client = Client(HttpServer(Recorder(at_once=True), 10 * MIB, 10))
+    loop, transport = client.loop, client.transport
+    client.send(WHOLE)
+    transport.left = 60 * per_second + MIB
+    client.connection.pause_writing()
+    for _ in range(60):
+        loop.now += 1.0
+        transport.left -= per_second
+        client.connection.check(loop.now)
+    assert transport.closed == cut

@@ -15,6 +15,7 @@ import pytest
 from jumping_clock import simulate
 from simulated import STILL_SECONDS, Behave, PretendedHost, World, world
 from trtmodel_worker.front.lanes import LanePort
+from trtmodel_worker.host.wire import FailureClass
 
 
 def run(story: Callable[[World], Coroutine[Any, Any, None]]) -> None:
@@ -155,5 +156,31 @@ def test_what_a_stopped_host_has_goes_before_those_that_wait_however_many_they_a
         assert [call.done for call in held] == [True]
         assert busy.scheduler.waiting > 20
         stopped.wake()
+
+    run(story)
+
+
+@pytest.mark.parametrize("fault", [FailureClass.RECOVERABLE, "crash"])
+def test_a_request_whose_second_run_fails_does_not_wait_for_the_host_that_is_stopped_with_the_first(
+    fault: str | FailureClass,
+) -> None:
+    async def story(w: World) -> None:
+        faults = iter([fault])
+        broken: list[PretendedHost] = []
+
+        def behave(host: PretendedHost, lane: LanePort, x: np.ndarray) -> str | FailureClass:
+            return next(faults, "ok") if host in broken else "ok"
+
+        engine = w.engine(hosts=2, lanes=1, behave=behave)
+        for _ in range(60):
+            w.send(engine)
+            await asyncio.sleep(0.01)
+        host = engine.scheduler._lanes.free[-1].host
+        broken.extend(other for other in engine.hosts if other is not host)
+        host.stop()  # type: ignore[attr-defined]
+        request = w.send(engine)
+        await asyncio.sleep(1.5)
+        assert (len(request.answers), next(faults, None)) == (1, None)
+        host.wake()  # type: ignore[attr-defined]
 
     run(story)

@@ -102,9 +102,9 @@ class Outcomes:
         for call in batch.calls:
             call.deaths += guilty
             call.kills += not guilty
-        if batch.answered or batch.attempts:  # or a hedge still runs
+        if batch.answered or _runs(batch):
             return
-        batch.answered = True
+        _leave(batch)
         limit = ladder.MAX_DEATHS if guilty else ladder.MAX_KILLS
         again = []
         for call in batch.calls:
@@ -141,9 +141,9 @@ class Outcomes:
             if time.monotonic() - self._logged > _LOG_SECONDS:  # a broken engine would fill the log
                 self._logged = time.monotonic()
                 log.warning("an attempt failed, %s: %s", name, text)
-        if batch.answered or len(batch.attempts) > 1:  # or another attempt on it still runs
+        if batch.answered or _runs(batch, attempt):
             return
-        batch.answered = True
+        _leave(batch)
         together = len(batch.calls)  # with those whose clients are gone by now: one of them may be why it failed
         if failure is FailureClass.OUT_OF_MEMORY and together > 1:
             self._shrink(batch.rows)
@@ -195,6 +195,19 @@ class Outcomes:
         for call in again:
             call.alone = True
         self._again(again)
+
+
+def _runs(batch: Batch, ended: Attempt | None = None) -> bool:
+    """Whether another attempt may soon answer: not one whose host stands still."""
+    return any(attempt is not ended and not attempt.stopped for attempt in batch.attempts)
+
+
+def _leave(batch: Batch) -> None:
+    """Its requests go on without it, and without what is still on a host that stands still."""
+    batch.answered = True
+    for attempt in batch.attempts:
+        if attempt.stopped:
+            attempt.abandon()
 
 
 def _mean(so_far: float, newest: float) -> float:
