@@ -138,7 +138,12 @@ class Reconciler:
                 return None
             if e.status in REFUSALS:
                 await self._report(key, raw, observed, _refused(decision, e))
-            raise
+            memory = decision.memory
+            if decision.requeue is None or memory.candidate is None or memory.stable is None:
+                raise
+            # No longer and longer pauses: a trial is looked at, and its workers are told, as often as ever.
+            log.warning("the trial goes on without an effect that failed: %s", e)
+            return max(decision.requeue, UNANSWERED, e.retry_after)
         if self.turns is not None:
             self.turns.acted(key)
             await self.turns.calm(TELL_LATER)

@@ -29,7 +29,7 @@ from collections.abc import Callable
 from trtmodel_operator.decide.builds import gate, rejected, resolve, superseded
 from trtmodel_operator.decide.commands import take_command
 from trtmodel_operator.decide.entry import adopt_what_runs, paused, spec_unreadable
-from trtmodel_operator.decide.farewell import deleting, guarded
+from trtmodel_operator.decide.farewell import deleting
 from trtmodel_operator.decide.gates import confirm_promotion
 from trtmodel_operator.decide.goback import going_back
 from trtmodel_operator.decide.making import build, extend
@@ -95,8 +95,8 @@ def decide(seen: Observed) -> Decision:
     for rule in RULES:
         outcome = rule(turn)
         if outcome is not None:
-            return guarded(seen, settle_plan(turn, rule.__name__, outcome))
-    return guarded(seen, settle_plan(turn, settle.__name__, settle(turn)))
+            return settle_plan(turn, rule.__name__, outcome)
+    return settle_plan(turn, settle.__name__, settle(turn))
 
 
 __all__ = ["RULES", "decide"]

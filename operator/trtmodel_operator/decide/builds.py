@@ -14,12 +14,10 @@ from trtmodel_operator.decide.turn import (
     BUILT_KEPT,
     LATER,
     NEXT,
-    RENEW,
     SOON,
     Outcome,
     Turn,
     drop_candidate,
-    interval,
     record,
     reject,
     roll_back,
@@ -146,11 +144,6 @@ def platform(turn: Turn) -> Platform | None:
     if turn.seen.spec is None or not jobs.image(turn):
         return None
     return manifests.platform(jobs.image(turn), turn.spec.serving.pod)
-
-
-def renewal(turn: Turn) -> float | None:
-    """When a pass is due for the candidate's sake, if there is one."""
-    return min(interval(turn.seen.spec), RENEW) if turn.memory.candidate else None
 
 
 def gate_key(turn: Turn) -> str:

@@ -56,7 +56,7 @@ def paused(turn: Turn) -> Outcome | None:
     message = "the rollout is paused: set spec.rollout.paused to false to go on"
     if turn.memory.paused and not turn.spec.rollout.paused:
         message = f"the rollout was paused by the command {turn.memory.paused}: use the command resume to go on"
-    return Outcome(Situation(Stage.PAUSED, reasons.PAUSED, message, "paused"), builds.renewal(turn))
+    return Outcome(Situation(Stage.PAUSED, reasons.PAUSED, message, "paused"))
 
 
 def _platform_that_serves(turn: Turn) -> Platform | None:

@@ -11,8 +11,6 @@ warning, never an object that cannot be deleted.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from trtmodel_contract.codec import canonical, encode
 from trtmodel_contract.identity import short_hash
 from trtmodel_contract.jobs import CollectTask
@@ -23,14 +21,12 @@ from trtmodel_operator.decide.turn import LATER, MESSAGE_LENGTH, Outcome, Turn
 from trtmodel_operator.model import (
     Action,
     CreateJob,
-    Decision,
     DeleteJob,
     DeleteWorkload,
     Guard,
     JobKind,
     JobState,
     Notice,
-    Observed,
     ObservedJob,
     Situation,
     Stage,
@@ -41,11 +37,12 @@ GIVE_UP = 3600.0  # seconds after which the model goes, whatever its Job does: m
 AT_ONCE = "To let it go at once, and keep them, set spec.deletionPolicy to Retain"
 
 
-def guarded(seen: Observed, decision: Decision) -> Decision:
+def guard(turn: Turn) -> list[Guard]:
     """The finalizer is there exactly where it is needed. Of a spec that cannot be read nobody knows; it stays."""
+    seen = turn.seen
     if seen.deleting or seen.spec is None or seen.spec.deletes_artifacts == seen.guarded:
-        return decision
-    return replace(decision, actions=(Guard(seen.spec.deletes_artifacts), *decision.actions))
+        return []
+    return [Guard(seen.spec.deletes_artifacts)]
 
 
 def deleting(turn: Turn) -> Outcome | None:

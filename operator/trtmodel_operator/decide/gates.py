@@ -73,10 +73,6 @@ def confirm_rollout(turn: Turn, revision: str) -> Outcome | None:
     return Outcome(Situation(Stage.PREPARING, reasons.AWAITING_CONFIRMATION, message, "to be confirmed", True), LATER)
 
 
-def confirms_rollouts(turn: Turn) -> bool:
-    return any(h.stage is WebhookStage.CONFIRM_ROLLOUT for h in turn.spec.rollout.analysis.webhooks)
-
-
 def awaits_rollout(turn: Turn, revision: str) -> bool:
     """A webhook was asked about this rollout and did not say yes."""
     hooks = [h for h in turn.spec.rollout.analysis.webhooks if h.stage is WebhookStage.CONFIRM_ROLLOUT]

@@ -173,7 +173,8 @@ def _calibration(turn: Turn, digest: str) -> CalibrationRequest | None:
 
 def resolve_key(turn: Turn) -> str:
     """Hash of the fields that the resolve Job reads, and of what makes the same question a new one."""
-    asked = (image(turn), str(turn.memory.resolve_counter), str(turn.memory.attempt))
+    memory = turn.memory
+    asked = (image(turn), str(memory.resolve_counter), str(memory.attempt), *memory.pinned)
     if asked not in turn.keys:  # most rules ask for it
         task = {name: value for name, value in encode(resolve_task(turn)).items() if name not in _KEPT}
         turn.keys[asked] = short_hash(canonical(task).decode(), *asked)

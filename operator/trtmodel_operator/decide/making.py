@@ -18,7 +18,7 @@ from trtmodel_contract.jobs import BuildResult, Reason
 
 from trtmodel_operator import facts, manifests, reasons
 from trtmodel_operator.decide import builds, jobs, members
-from trtmodel_operator.decide.turn import BUILT_KEPT, LATER, NEXT, Outcome, Turn, roll_back
+from trtmodel_operator.decide.turn import BUILT_KEPT, LATER, NEXT, Outcome, Turn, is_paused, roll_back
 from trtmodel_operator.model import (
     Artifact,
     Built,
@@ -139,7 +139,7 @@ def _all_needs(turn: Turn) -> list[Need]:
 def unwanted_jobs(turn: Turn) -> list[DeleteJob]:
     """Running Jobs whose answer nobody waits for any more. While the spec is being resolved a build goes on: it may
     turn out to be the wanted one."""
-    if turn.seen.spec is None or turn.spec.rollout.paused or not jobs.image(turn):
+    if turn.seen.spec is None or is_paused(turn) or not jobs.image(turn):
         return []
     wanted = {jobs.resolve_name(turn)}
     resolved = jobs.known(turn)
@@ -238,9 +238,7 @@ def _not_staged(turn: Turn, resolved: Resolved, needs: list[Need]) -> Outcome:
         f"{', '.join(lacking)}, and tier {turn.spec.tier.name} builds none: build it in tier Staging in this "
         "namespace, or bring it here with `trtmodel cache copy`, then use the command refresh"
     )
-    # A trial that waits for it has a deadline, which counts only while somebody watches.
-    requeue = LATER if members.trial(turn.memory) is not None else None
-    return Outcome(Situation(Stage.STALLED, reasons.NO_STAGED_ENGINE, message), requeue)
+    return Outcome(Situation(Stage.STALLED, reasons.NO_STAGED_ENGINE, message))
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -299,9 +297,11 @@ def _take(turn: Turn, need: Need, job: ObservedJob, built: BuildResult) -> Outco
     others = [b for b in turn.memory.built if (b.revision, b.target, b.artifact.load_key) != same]
     kept = [b for i, b in enumerate(others) if i < BUILT_KEPT - 1 or b.revision == entry.revision]
     turn.remember(built=(entry, *kept), failure=None, source_changes=0)
-    if turn.seen.cluster and job.made_by not in ("", turn.seen.model.name):
+    pinned = turn.memory.pinned
+    if turn.seen.cluster and job.made_by not in ("", turn.seen.model.name) and job.name not in pinned:
         # It pinned the engine for who made it. A resolve Job of our own finds it and pins it for us, too.
-        turn.remember(resolve_counter=turn.memory.resolve_counter + 1)
+        there = {j.name for j in turn.seen.jobs}
+        turn.remember(pinned=(*(name for name in pinned if name in there), job.name))
     found = str(built.artifact.load_key)
     if need.load_key not in ("", found):
         message = f"it was to build for workers with load key {need.load_key}, and ran where it is {found}"

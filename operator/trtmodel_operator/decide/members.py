@@ -161,7 +161,7 @@ def awaited(turn: Turn) -> str:
 
 def was_told(memory: Memory, worker: ObservedWorker) -> bool:
     """It was told to hold the candidate, at some time in this rollout, and has not said since that it let go of it."""
-    return memory.step is not None and short_uid(worker) in memory.step.told
+    return memory.step is not None and short_uid(worker) in memory.step.restarts
 
 
 def _rank(seen: Observed, worker: ObservedWorker, candidate: Deployed) -> tuple[bool, bool, str]:

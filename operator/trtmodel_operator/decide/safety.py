@@ -44,13 +44,15 @@ FAILING_LOOKS = 2  # at the latency: one may be a neighbour's doing
 def cannot_be_held(turn: Turn) -> Outcome | None:
     """A worker says that it cannot load the candidate, or something died of it: an engine host, or the whole container
     of a worker that has it (a fat candidate gets the pod killed). Pods that are being deleted or were evicted died of
-    something else. With no stable a dead host is only replaced: there is nothing to go back to."""
+    something else, and a target that the spec names no more has no say. With no stable a dead host is only replaced:
+    there is nothing to go back to."""
     candidate = turn.memory.candidate
     step = turn.memory.step if turn.memory.stable is not None else None
     if candidate is None:
         return None
     gone_back = step.failed if step is not None else {}
-    workers = [w for w in facts.present(turn.seen) if w.target not in gone_back]
+    named = {t.name for t in turn.seen.spec.targets} if turn.seen.spec else {w.target for w in turn.seen.workers}
+    workers = [w for w in facts.present(turn.seen) if w.target in named and w.target not in gone_back]
     platform = trial(turn.memory)
     if platform is not None and turn.memory.stable is not None:
         # Workers of before say nothing about it; and of the engines stable may have got some since it began.
@@ -122,6 +124,7 @@ def analysis_says_no(turn: Turn) -> Outcome | None:
     looks = _looks(turn, memory.stable, memory.candidate, spec.rollout.analysis)
     if not looks:
         return None
+    counts = bool(memory.waiting) and not is_paused(turn)  # for the deadline: something but a person is waited for
     look = min(looks.values(), key=lambda found: WORST_FIRST.index(found.verdict))
     checks = gates.checks(turn)
     routed = holders(turn.seen, memory, routed_only=True)
@@ -130,7 +133,7 @@ def analysis_says_no(turn: Turn) -> Outcome | None:
     counted = {f"{name}/{who}": found.requests for name, found in looks.items()}
     if serving and any(n < step.counted.get(name, 0) for name, n in counted.items()):
         # What they held is lost, and a failure may have been among it.
-        turn.remember(waited=memory.waited + passed, waited_at=now)
+        turn.remember(waited=memory.waited + passed if counts else memory.waited, waited_at=now)
         return _look_anew(turn, step, len(spec.rollout.steps) - 1, "a worker's counters began anew")
     slow = [name for name, found in looks.items() if found.latency is Verdict.FAIL]
     again = [name for name in slow if name in step.slow]  # the same target: two slow ones in turn are two first looks
@@ -139,7 +142,7 @@ def analysis_says_no(turn: Turn) -> Outcome | None:
     holding = serving and step.index < len(steps) and step.held < steps[step.index].hold
     lacking = spec.rollout.analysis.no_data is NoData.SYNTHETIC and serving and look.too_few
     turn.remember(
-        waited=memory.waited if holding or is_paused(turn) else memory.waited + passed,
+        waited=memory.waited + passed if counts and not holding else memory.waited,
         waited_at=now,
         step=replace(
             step,
@@ -273,10 +276,9 @@ def _waiting_for(turn: Turn) -> str:
     if awaited(turn) or nobody_can_try(turn.seen, memory):
         return ""
     if memory.candidate is None:
-        if gates.confirms_rollouts(turn):
-            asked = builds.revision_in_the_making(turn) or platforms.hash_in_the_making(turn)
-            if asked and gates.awaits_rollout(turn, asked):
-                return gates.confirmation(asked)
+        asked = builds.revision_in_the_making(turn) or platforms.hash_in_the_making(turn)
+        if asked and gates.awaits_rollout(turn, asked):
+            return gates.confirmation(asked)
         if memory.stable is None:
             return ""
         if facts.settled(turn.seen, memory.stable):

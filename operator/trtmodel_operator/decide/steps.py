@@ -9,7 +9,6 @@ from trtmodel_contract.identity import short_hash
 
 from trtmodel_operator import facts, reasons
 from trtmodel_operator.decide import fleet, platforms
-from trtmodel_operator.decide.builds import renewal
 from trtmodel_operator.decide.members import (
     PROMOTION,
     answers,
@@ -55,10 +54,16 @@ def first_rollout(turn: Turn) -> Outcome | None:
 
 def target_failed(turn: Turn) -> Outcome | None:
     """Some target went back alone, as `onTargetFailure: Hold` has it: the others stay where they are until a person
-    decides. The looks at them go on."""
+    decides. The looks at them go on. Who takes that target out of the spec has decided."""
     memory, candidate, step = turn.memory, turn.memory.candidate, turn.memory.step
     if memory.stable is None or candidate is None or step is None or not step.failed:
         return None
+    named = {t.name for t in turn.spec.targets}
+    if not step.failed.keys() <= named:
+        step = replace(step, failed={name: why for name, why in step.failed.items() if name in named})
+        turn.remember(step=step)
+        if not step.failed:
+            return None
     failed = "; ".join(f"{name}: {why}" for name, why in sorted(step.failed.items()))
     others = ", ".join(t.name for t in turn.spec.targets if t.name not in step.failed)
     message = (
@@ -67,7 +72,7 @@ def target_failed(turn: Turn) -> Outcome | None:
         "or change the spec"
     )
     members = holders(turn.seen, memory)
-    return Outcome(Situation(Stage.STALLED, reasons.TARGET_FAILED, message, _summary(turn, members)), renewal(turn))
+    return Outcome(Situation(Stage.STALLED, reasons.TARGET_FAILED, message, _summary(turn, members)))
 
 
 def steps_edited(turn: Turn) -> Outcome | None:
@@ -81,7 +86,6 @@ def steps_edited(turn: Turn) -> Outcome | None:
         index=0,
         plan=key,
         began_at=turn.seen.now,
-        told=before.told,
         restarts=before.restarts,
         deaths=before.deaths,
         seen_at=before.seen_at,
@@ -169,7 +173,7 @@ def wait_for_person(turn: Turn) -> Outcome | None:
         where = _summary(turn, holders(turn.seen, turn.memory))
     message = f"{state}: use the command {command}@{revision} to go on, or abort@{revision} to go back"
     summary = ", ".join(filter(None, (f"waits for {command}", where)))
-    return Outcome(Situation(Stage.PAUSED, reason, message, summary), renewal(turn))
+    return Outcome(Situation(Stage.PAUSED, reason, message, summary))
 
 
 def advance(turn: Turn) -> Outcome | None:
@@ -200,7 +204,7 @@ def watch(turn: Turn) -> Outcome | None:
         state, reason = f"held {step.held:.0f} of {hold:g} s", reasons.HOLDING
     what = f"{memory.candidate.revision} {_doing(step)} {facts.names(members)}: {state}"
     figures = f"; {step.sentence}" if step.sentence else ""
-    return Outcome(Situation(Stage.CANARY, reason, what + figures, _summary(turn, members)), renewal(turn))
+    return Outcome(Situation(Stage.CANARY, reason, what + figures, _summary(turn, members)))
 
 
 def promote(turn: Turn) -> Outcome | None:

@@ -11,9 +11,9 @@ from trtmodel_contract.gate import Verdict
 from trtmodel_contract.identity import Storage, short_hash
 
 from trtmodel_operator import facts, manifests
-from trtmodel_operator.decide import builds, fleet, gates, jobs, making
+from trtmodel_operator.decide import builds, farewell, fleet, gates, jobs, making
 from trtmodel_operator.decide.members import dose, holders, in_turn, may_drain, was_told
-from trtmodel_operator.decide.turn import Outcome, Turn, short_uid
+from trtmodel_operator.decide.turn import RENEW, Outcome, Turn, interval, short_uid
 from trtmodel_operator.model import (
     Action,
     ApplyPointer,
@@ -41,10 +41,12 @@ def new_window(memory: Memory) -> str:
 
 
 def settle_plan(turn: Turn, rule: str, outcome: Outcome) -> Decision:
-    """Ends the pass: counts the fence on if what workers should do has changed, and adds every repair.
+    """Ends the pass: counts the fence on if what workers should do has changed, adds every repair, and sees to it that
+    a trial is looked at again in time.
 
-    Order of the effects: Jobs; the boot pointer before the Deployment that mounts it; signals last, so that a worker
-    that restarts on a signal's way finds the pointer already there.
+    Order of the effects: boot pointers, so that a worker that restarts on a signal's way finds its own already there;
+    signals, so that nothing that the API server refuses (a Deployment, a Job) holds up a way back; then the rest, the
+    finalizer before the Jobs that it is for.
     """
     if outcome.halt:
         return _decision(turn, rule, outcome, list(outcome.actions))
@@ -59,11 +61,10 @@ def settle_plan(turn: Turn, rule: str, outcome: Outcome) -> Decision:
         if (signal := _signal(turn, w, w.uid in trying)) is not None
     }
     _count_fence(turn, pointers, signals)
-    actions: list[Action] = [*making.unwanted_jobs(turn), *outcome.actions]
-    actions += [replace(p, sequence=turn.memory.sequence) for p in pointers if _pointer_differs(turn, p)]
-    actions += _workloads(turn)
-    actions += [*_abandoned(turn), *fleet.gone(turn)]
+    actions: list[Action] = [replace(p, sequence=turn.memory.sequence) for p in pointers if _pointer_differs(turn, p)]
     actions += [signals[w.uid] for w in workers if w.uid in signals and _must_hear(turn, w, signals[w.uid])]
+    actions += [*farewell.guard(turn), *making.unwanted_jobs(turn), *outcome.actions]
+    actions += [*_workloads(turn), *_abandoned(turn), *fleet.gone(turn)]
     return _decision(turn, rule, outcome, actions)
 
 
@@ -73,13 +74,23 @@ def _decision(turn: Turn, rule: str, outcome: Outcome, actions: list[Action]) ->
         memory=turn.memory,
         actions=tuple(actions),
         situation=outcome.situation,
-        requeue=outcome.requeue,
+        requeue=_due(turn, outcome),
         notices=tuple(turn.notices),
         wanted=builds.wanted_revision(turn),
         gate=builds.gate_key(turn) if turn.seen.spec else "",
         builds=making.names_of_builds(turn),
         lookups=gates.lookups(turn),
     )
+
+
+def _due(turn: Turn, outcome: Outcome) -> float | None:
+    """Whatever else the model waits for, and be it for ever (a Job that failed for good): a trial has looks, a time to
+    live and a deadline, which count only while somebody watches."""
+    memory = turn.memory
+    if outcome.halt or memory.candidate is None or memory.stable is None or not facts.present(turn.seen):
+        return outcome.requeue
+    look = min(interval(turn.seen.spec), RENEW)
+    return look if outcome.requeue is None else min(outcome.requeue, look)
 
 
 def _remember_told(turn: Turn, trying: Collection[str]) -> None:
@@ -95,9 +106,9 @@ def _remember_told(turn: Turn, trying: Collection[str]) -> None:
         if was_told(memory, worker) and not freed:
             now.add(worker.uid)
     told = {short_uid(w): w.restarts for w in facts.present(seen) if w.uid in now}
-    restarts = {uid: step.restarts.get(uid, had) if uid in step.told else had for uid, had in sorted(told.items())}
-    if tuple(restarts) != step.told or restarts != step.restarts:
-        turn.remember(step=replace(step, told=tuple(restarts), restarts=restarts))
+    restarts = {uid: step.restarts.get(uid, had) for uid, had in sorted(told.items())}
+    if restarts != step.restarts:
+        turn.remember(step=replace(step, restarts=restarts))
 
 
 def _count_fence(turn: Turn, pointers: list[ApplyPointer], signals: dict[str, Signal]) -> None:

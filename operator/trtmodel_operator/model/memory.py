@@ -85,11 +85,11 @@ class Platform:
 class StepMemory:
     """The step in hand. An `index` equal to the number of steps is the last preparation, of all workers.
 
-    `plan` is the hash of the steps: an edited plan starts again. `began_at` is when the step began. `told` are the
-    workers (short hashes of their uids) that were told to hold the candidate: whose death may be its doing. `restarts`
-    are those that each of them had had by then: a count, since no two clocks agree. `members`
-    is the hash of those that were routed to it when `routed` became true: other members mean a new window. `deaths` are
-    those that an engine had before its trial (it may have been stable once), by worker; without an entry none.
+    `plan` is the hash of the steps: an edited plan starts again. `began_at` is when the step began. `restarts` are
+    those that each worker (by a short hash of its uid) had had when it was told to hold the candidate, whose doing its
+    next death may be: a count, since no two clocks agree. `members` is the hash of those that were routed to it when
+    `routed` became true: other members mean a new window. `deaths` are those that an engine had before its trial (it
+    may have been stable once), by worker; without an entry none.
     `held` counts the seconds during which the operator watched all members serve the candidate; `seen_at` is the last
     look at the figures (0 = no worker was routed yet), whose `verdict`, `figures` (short) and `sentence` are kept, so
     that status changes with the looks and not with every pass. `fails` counts successive looks that failed for the
@@ -108,7 +108,6 @@ class StepMemory:
     index: int
     plan: str
     began_at: float
-    told: tuple[str, ...] = ()
     members: str = ""
     deaths: Mapping[str, int] = field(default_factory=dict)
     routed: bool = False
@@ -166,7 +165,8 @@ class Memory:
 
     `window` is the id under which workers count attempts now. `stable_resolved` is what `resolved` was when stable
     was promoted: a spec that goes back to it needs no Job. `attempt` counts the retries that a person asked for,
-    `resolve_counter` the refreshes, `source_changes` the sources that changed under a build without one succeeding.
+    `resolve_counter` the refreshes, `source_changes` the sources that changed under a build without one succeeding,
+    `pinned` are builds that other models made and we took: a resolve Job of our own pins what each of them brought.
     `waiting` is what the progress deadline counts for (another word starts the clock again, but for room
     that lacks: that word keeps where the clock stood), `waited` the observed
     seconds of it, `waited_at` when it was last looked at. `command` is the text of the last one taken, `paused`
@@ -198,3 +198,4 @@ class Memory:
     history: tuple[HistoryEntry, ...] = ()
     paused: str = ""
     default_image: str = field(default="", metadata=LATER)
+    pinned: tuple[str, ...] = field(default=(), metadata=LATER)

@@ -37,7 +37,8 @@ from trtmodel_contract.jobs import BuildResult, BuildTask, FoundArtifact, JobRes
 from trtmodel_contract.progress import JobProgress
 from trtmodel_operator import manifests
 from trtmodel_operator.conditions import status
-from trtmodel_operator.model import CreateJob, Decision, JobKind, JobState, Signal, Stage
+from trtmodel_operator.model import CreateJob, Decision, DeleteJob, JobKind, JobState, ObservedJob, Signal, Stage
+from trtmodel_operator.spec import parse_command
 
 OTHER = LoadKey("ONNXRuntime", "1.20", "cpu-avx2")
 
@@ -174,6 +175,60 @@ def test_status_shows_what_a_running_job_says_of_itself() -> None:
     assert (shown["stage"], shown["progress"], shown["message"]) == ("prove", 60, "500 of 2,000 samples")
     again = replace(seen, jobs=(replace(seen.jobs[0], trouble="Evicted", message="disk pressure"),))
     assert job_status(again)["message"] == "disk pressure"
+
+
+@pytest.mark.parametrize("how", ["spec", "command"])
+def test_an_edit_while_it_is_paused_ends_no_job_that_runs(how: str) -> None:
+    """Set back before it goes on, the spec asks for that engine still."""
+    seen = knows(edited(serving(A), source__uri="s3://models/b.onnx"), B)
+    seen = obey(seen, decide(seen))
+    if how == "command":
+        seen = replace(seen, command=parse_command("pause#1"))
+        seen = obey(seen, decide(seen))
+    else:
+        seen = edited(seen, rollout__paused=True)
+    decision = decide(edited(seen, source__uri="s3://models/a.onnx"))
+    assert not of(decision, DeleteJob)
+
+
+def test_an_engine_of_another_models_job_that_resolve_cannot_choose_is_resolved_once_and_taken() -> None:
+    """The bucket holds engines for several kinds of device, and nothing says which one the target is."""
+    seen = knows(replace(new(), cluster="installation-1"), B)
+    seen = obey(seen, decide(seen))
+    seen = finished(replace(seen, jobs=(replace(seen.jobs[0], made_by="another"),)), JobKind.BUILD, build_result(B))
+    made = []
+    for _ in range(12):
+        decision = decide(seen)
+        made += [c.kind for c in of(decision, CreateJob)]
+        seen = obey(seen, decision)
+        if any(j.state is JobState.RUNNING for j in seen.jobs):
+            seen = finished(seen, JobKind.RESOLVE, resolve_result(B))
+    assert made == [JobKind.RESOLVE]
+    assert seen.memory.stable is not None
+
+
+def test_a_build_goes_on_while_an_engine_that_another_models_job_built_is_resolved_again() -> None:
+    seen = edited(serving(A), source__uri="s3://models/b.onnx")
+    seen = edited(seen, targets=[{"name": name, "gpu": name} for name in ("a10", "l4")])
+    seen = knows(replace(seen, cluster="installation-1"), B)
+    seen = obey(seen, decide(seen))
+    asked = {j.target: j.name for j in seen.jobs if j.kind is JobKind.BUILD}
+    assert asked.keys() == {"a10", "l4"}
+
+    def ended(job: ObservedJob) -> ObservedJob:
+        good = replace(job, state=JobState.COMPLETE, result=build_result(B, target="a10"), made_by="another")
+        return good if job.name == asked["a10"] else job
+
+    seen = replace(seen, jobs=tuple(ended(j) for j in seen.jobs))
+    for _ in range(4):
+        seen = obey(seen, decide(seen))
+    seen = finished(seen, JobKind.RESOLVE, resolve_result(B, found(B, target="a10")))
+    for _ in range(4):
+        decision = decide(seen)
+        assert asked["l4"] not in [j.name for j in of(decision, DeleteJob)]
+        assert JobKind.BUILD not in [j.kind for j in of(decision, CreateJob)]
+        seen = obey(seen, decision)
+    assert [j.name for j in seen.jobs if j.state is JobState.RUNNING] == [asked["l4"]]
 
 
 # ---------------------------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from decide_scene import (
     edited,
     has_built,
     later,
+    made_up,
     members,
     new,
     obey,
@@ -27,6 +28,8 @@ from decide_scene import (
     serving,
     silent,
     with_engine,
+    with_worker,
+    without,
 )
 from trtmodel_contract.control import EngineState
 from trtmodel_operator.conditions import status
@@ -104,6 +107,38 @@ def test_a_person_may_take_longer_than_the_deadline_and_bad_figures_still_take_i
         seen = later(busy(obey(seen, decision, seconds=0)), 5)
     _, decision = watched(seen, lambda d: d.memory.candidate is None, looks=20, failed=60)
     assert decision.situation.reason == "ErrorRateTooHigh"
+
+
+def test_a_canary_that_is_replaced_during_a_long_pause_is_prepared_and_not_late() -> None:
+    seen = with_pause()
+    for _ in range(100):  # 500 s, of a deadline of 300
+        seen = busy(obey(later(seen, 5), decide(later(seen, 5)), seconds=0))
+    (uid,) = members(seen)
+    seen = made_up(without(later(seen, 1), uid))  # between two looks
+    said = set()
+    for _ in range(4):
+        decision = decide(seen)
+        said.add(decision.situation.stage)
+        seen = obey(seen, decision, seconds=0.05)
+    assert said <= {Stage.PREPARING, Stage.CANARY}
+
+
+@pytest.mark.parametrize("how", ["spec", "command"])
+def test_counters_that_begin_anew_during_a_pause_take_no_time_from_the_deadline(how: str) -> None:
+    seen = later(busy(canary(serving(A))), 5)
+    seen = obey(seen, decide(seen), seconds=0)
+    seen = edited(seen, rollout__paused=True) if how == "spec" else commanded(seen, "pause#1")
+    for _ in range(100):  # 500 s, of a deadline of 300
+        fresh = later(seen, 5)
+        for worker in fresh.workers:
+            assert worker.report is not None
+            model = replace(worker.report.models["magika"], windows={fresh.memory.window: {}})
+            fresh = with_worker(fresh, worker.uid, report=replace(worker.report, models={"magika": model}))
+        seen = obey(fresh, decide(fresh), seconds=0)
+        seen = later(busy(seen), 5)
+        seen = obey(seen, decide(seen), seconds=0)
+    assert seen.memory.candidate is not None
+    assert seen.memory.waited < 20
 
 
 def test_resume_lifts_the_pause_of_its_step_once() -> None:

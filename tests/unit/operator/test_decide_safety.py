@@ -154,7 +154,7 @@ def test_a_worker_that_let_go_of_the_candidate_may_die_of_anything() -> None:
         seen = obey(seen, decide(seen))
     (dropped,) = set(both) - set(members(seen))
     assert seen.memory.step is not None
-    assert len(seen.memory.step.told) == 1
+    assert len(seen.memory.step.restarts) == 1
     assert decide(with_worker(seen, dropped, restarts=1)).memory.candidate is not None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from decide_scene import (
     MODEL,
     A,
@@ -359,6 +360,21 @@ def test_abort_takes_it_back_everywhere() -> None:
     decision = decide(commanded(failed_on_one(), f"abort@{B}#1"))
     assert decision.memory.candidate is None
     assert decision.memory.rejected[0].reason == "Aborted"
+
+
+@pytest.mark.parametrize("dies_on", [False, True])
+def test_a_target_that_failed_and_is_taken_out_of_the_spec_holds_up_nobody_any_more(dies_on: bool) -> None:
+    seen = edited(failed_on_one(), targets=[{"name": "a10"}])
+    if dies_on:  # and says nothing any more: for all that is known, it has the candidate still
+        seen = with_worker(seen, "l4-1", report=None, restarts=9)
+    for _ in range(40):
+        decision = decide(seen)
+        if decision.rule == "settle" and not decision.actions:
+            break
+        assert decision.situation.stage is not Stage.STALLED
+        seen = busy(obey(seen, decision, seconds=5))
+    assert (seen.memory.history[0].revision, seen.memory.history[0].outcome) == (B, "Promoted")
+    assert {w.target for w in seen.workers} == {"a10"}
 
 
 def test_hold_with_one_target_is_a_roll_back() -> None:
