@@ -34,8 +34,8 @@ PACKAGES = [str(ROOT / "worker"), str(ROOT / "contract")]
 sys.path[:0] = [*PACKAGES, str(ROOT / "tests"), str(ROOT / "tests" / "worker")]
 
 from ending import sigterm_ends  # noqa: E402
+from free_ports import free_port  # noqa: E402
 from overhead import children_seconds, cpu_seconds  # noqa: E402
-from ports import free_port  # noqa: E402
 from trtmodel_contract.manifest import TensorSpec  # noqa: E402
 from trtmodel_worker.gateway import inference_pb2 as pb  # noqa: E402
 from worker_harness import (  # noqa: E402

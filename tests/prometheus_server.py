@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from ports import free_port
+from free_ports import free_port
 
 ROOT = Path(__file__).resolve().parents[1]
 ALERTS = ROOT / "charts" / "trtmodel-operator" / "files" / "alerts.yaml"

@@ -12,7 +12,7 @@ import urllib.request
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from ports import free_port
+from free_ports import free_port
 
 NAMESPACE = "trtmodel-system"
 _SERIES = re.compile(r"^(\w+)(?:\{(.*)\})? (\S+)$", re.MULTILINE)

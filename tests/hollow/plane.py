@@ -22,8 +22,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "cluster"))
 
+from free_ports import free_port
 from localcluster import binaries, settings
-from ports import free_port
 
 Json = dict[str, Any]
 

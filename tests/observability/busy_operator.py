@@ -7,7 +7,7 @@ import threading
 from types import TracebackType
 from typing import Any, cast
 
-from ports import free_port
+from free_ports import free_port
 from trtmodel_operator.controller import Controller, Witness
 from trtmodel_operator.metrics import OperatorMetrics
 from trtmodel_operator.ports import Key

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from ports import free_port
+from free_ports import free_port
 from trtmodel_contract.codec import dumps, encode, loads
 from trtmodel_contract.control import (
     DESIRED_PATH,

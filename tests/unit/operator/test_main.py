@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 from fakes.api_server import FakeApiServer, refusal
-from ports import free_port
+from free_ports import free_port
 from trtmodel_contract.control import CONTROL_PORT
 from trtmodel_operator.adapters.informing import informer_settings
 

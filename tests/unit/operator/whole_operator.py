@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from fakes.api_server import FakeApiServer
-from ports import free_port
+from free_ports import free_port
 from trtmodel_operator import main
 from trtmodel_operator.settings import from_environment
 

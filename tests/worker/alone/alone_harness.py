@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ports import free_port
+from free_ports import free_port
 from worker_harness import eventually
 
 TRTMODEL = Path(sys.executable).with_name("trtmodel")

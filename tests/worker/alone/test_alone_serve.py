@@ -158,7 +158,7 @@ def test_a_model_that_cannot_be_built_ends_it_with_the_builders_words(tmp_path: 
 
 
 def _free(*options: str) -> list[str]:
-    from ports import free_port
+    from free_ports import free_port
 
     return [text for option in options for text in (option, str(free_port()))]
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from ports import free_port
+from free_ports import free_port
 from trtmodel_contract.manifest import TensorSpec
 from worker_harness import REVISION_1, Bucket, Operator, WorkerProcess
 

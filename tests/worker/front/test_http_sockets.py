@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import uvloop
+from free_ports import free_port
 from http_harness import MIB, Recorder
-from ports import free_port
 from trtmodel_worker.front.http import HttpServer
 from trtmodel_worker.front.request import Request
 

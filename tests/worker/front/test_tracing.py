@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ports import free_port
+from free_ports import free_port
 from protocol_harness import INFER, serve
 from trtmodel_worker.front.tracing import Context, Tracing, read_context, recorder_of
 from worker_harness import REVISION_1, Answer, WorkerProcess, eventually, fp32

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from free_ports import free_port
 from fuzz_harness import held, serve
-from ports import free_port
 from worker_harness import WorkerProcess
 
 sys.path.append(str(Path(__file__).parents[1] / "gateway"))

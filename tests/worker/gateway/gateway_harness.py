@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-from ports import free_port
+from free_ports import free_port
 from trtmodel_worker.gateway import health_pb2, inference_pb2
 from worker_harness import WorkerProcess, eventually
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import grpc
 import numpy as np
 import pytest
+from free_ports import free_port
 from gateway_harness import INFERENCE, Caller, calling, infer_request
-from ports import free_port
 from trtmodel_contract.manifest import TensorSpec
 from trtmodel_worker.gateway import inference_pb2 as pb
 from worker_harness import REVISION_1, Bucket, Operator, WorkerProcess

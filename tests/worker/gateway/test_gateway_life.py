@@ -13,8 +13,8 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
+from free_ports import free_port
 from gateway_harness import HEALTH, Caller, calling, gateway_pids, infer_request, wait_gateway
-from ports import free_port
 from trtmodel_worker.gateway import health_pb2
 from worker_harness import PLUGIN, REVISION_1, Bucket, Load, Operator, WorkerProcess, eventually
 

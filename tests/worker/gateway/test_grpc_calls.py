@@ -9,8 +9,8 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from free_ports import free_port
 from gateway_harness import HEALTH, INFERENCE, Caller, calling, infer_request, tensor
-from ports import free_port
 from trtmodel_contract.manifest import TensorSpec
 from trtmodel_worker.engines.base import DTYPES
 from trtmodel_worker.gateway import health_pb2

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from free_ports import free_port
 from host_harness import HostProcess
-from ports import free_port
 from trtmodel_worker.front.reading import Reading
 from trtmodel_worker.slices import FRONT_SECONDS, HOST_SECONDS, PREPARING_SECONDS, ask_for_slices, slice_seconds
 from worker_harness import REVISION_1, Bucket, Operator, WorkerProcess, eventually

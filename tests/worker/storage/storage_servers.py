@@ -19,7 +19,7 @@ from typing import Any
 
 import boto3
 import pytest
-from ports import free_port
+from free_ports import free_port
 from trtmodel_contract.identity import Storage
 from trtmodel_worker.storage import download, fetch, partial, s3, source
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 
 import pytest
-from ports import HELD, free_port
+from free_ports import HELD, free_port
 
 
 def test_a_port_is_given_once_and_no_connection_is_given_it() -> None:
