@@ -161,7 +161,7 @@ class Controller:
 
     async def _one(self, key: Key) -> str:
         """The result for the metrics. No error ends the worker."""
-        result, at_least = "error", 0.0
+        result, at_least, again = "error", 0.0, None
         try:
             async with asyncio.timeout(self._pass_timeout):
                 requeue = await self._reconcile(key)
@@ -172,14 +172,16 @@ class Controller:
         except Conflict as e:
             result, problem = "conflict", str(e)
         except ClusterError as e:
-            at_least, problem = e.retry_after, str(e)
+            at_least, again, problem = e.retry_after, e.again, str(e)
         except TimeoutError:
             result, problem = "timeout", f"the pass took longer than {self._pass_timeout:g} s"
         except Exception as e:
             # A bug met by one model must not stop the others.
             log.exception("a pass failed in a way that was not foreseen")
             result, problem = "bug", f"{type(e).__name__}: {e}"
-        delay = self._queue.add_after_failure(key, at_least)
+        delay = self._queue.add_after_failure(key, at_least) if again is None else again
+        if again is not None:
+            self._queue.add_after(key, again)
         log.log(logging.INFO if result == "conflict" else logging.WARNING, "again in %.1f s: %s", delay, problem)
         return result
 

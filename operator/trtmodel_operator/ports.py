@@ -25,7 +25,10 @@ class Conflict(Exception):
 
 class ClusterError(Exception):
     """A call to the Kubernetes API failed. Its text names verb, resource and cause. `status` is the HTTP status (0 if
-    there was no answer); `retry_after` is what the server asked for, in seconds (0 if nothing)."""
+    there was no answer); `retry_after` is what the server asked for, in seconds (0 if nothing). `again`: when the
+    model's next pass is due all the same, in seconds; None where failures in a row make it later and later."""
+
+    again: float | None = None
 
     def __init__(self, verb: str, resource: str, cause: str, status: int = 0, retry_after: float = 0.0) -> None:
         super().__init__(f"cannot {verb} {resource}: {cause}")

@@ -139,11 +139,10 @@ class Reconciler:
             if e.status in REFUSALS:
                 await self._report(key, raw, observed, _refused(decision, e))
             memory = decision.memory
-            if decision.requeue is None or memory.candidate is None or memory.stable is None:
-                raise
-            # No longer and longer pauses: a trial is looked at, and its workers are told, as often as ever.
-            log.warning("the trial goes on without an effect that failed: %s", e)
-            return max(decision.requeue, UNANSWERED, e.retry_after)
+            if decision.requeue is not None and memory.candidate is not None and memory.stable is not None:
+                # A trial is looked at, and its workers are told, as often as ever.
+                e.again = max(decision.requeue, UNANSWERED, e.retry_after)
+            raise
         if self.turns is not None:
             self.turns.acted(key)
             await self.turns.calm(TELL_LATER)

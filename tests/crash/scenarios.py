@@ -384,6 +384,8 @@ class Run:
             image = ports.world.default_image
             wanted = await Reconciler(ports, ports, ports, ports, ports, image, inquiries=hooks).reconcile(KEY)
         except (Conflict, ClusterError) as e:
+            if (again := getattr(e, "again", None)) is not None:
+                return float(again)
             self.failures += 1
             return max(getattr(e, "retry_after", 0.0), min(BACKOFF_MOST, BACKOFF_FIRST * 2.0 ** (self.failures - 1)))
         self.failures = 0

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -236,6 +237,26 @@ def test_what_a_busy_server_asks_for_is_waited() -> None:
         stage.controller.start()
         await until(lambda: len(times) == 2)
         assert times[1] - times[0] >= 2.0
+        await stage.controller.stop()
+
+    play(scene)
+
+
+def test_a_failure_that_says_when_the_next_pass_is_due_is_not_tried_later_and_later() -> None:
+    async def scene() -> None:
+        times: list[float] = []
+
+        async def reconcile(_: Key) -> None:
+            times.append(asyncio.get_running_loop().time())
+            error = ClusterError("PATCH", "deployments", "denied by a policy", 403)
+            error.again = 0.02
+            raise error
+
+        stage = Stage(reconcile, Cluster(a="1"))
+        stage.controller.start()
+        await until(lambda: len(times) > 12)  # with pauses that double it would take an hour
+        assert min(later - sooner for sooner, later in pairwise(times)) >= 0.02
+        assert stage.count("error") >= 12
         await stage.controller.stop()
 
     play(scene)
