@@ -8,7 +8,8 @@
     restarts                      hosts are replaced --restarts times: what the front holds before and after
 
 A request is hit if it was under way when the fault came, or came while the host was stopped; quiet if none came within
-half a second of it. Served is the engine of the tests; a run takes --work seconds.
+half a second of it. In brackets: the slowest of those in whose time no CPU of the machine stood still by itself
+(stalls.py). Served is the engine of the tests; a run takes --work seconds.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ sys.path[:0] = [*PACKAGES, *map(str, (TESTS, TESTS / "worker", TESTS / "worker" 
 
 from clients import Clients, Seen, held, kill, lanes_are, metric, settled, stopped  # noqa: E402
 from ending import sigterm_ends  # noqa: E402
+from stalls import Stalls  # noqa: E402
 from worker_harness import REVISION_1, REVISION_2, Bucket, Operator, WorkerProcess, eventually  # noqa: E402
 
 QUIET_SECONDS = 0.5
@@ -43,6 +45,7 @@ HEAD = """\
 |---|---|---|---|---|---|---|---|---|"""
 
 Interval = tuple[float, float]
+STALLS = Stalls()
 
 
 @dataclass(frozen=True)
@@ -72,10 +75,11 @@ def main() -> None:
     command = " ".join(["python bench/faults.py", *sys.argv[1:]])
     print(f"{date.today()}, {os.cpu_count()} cores, Python {platform.python_version()}, {given.clients} clients, "
           f"{1e3 * given.work:g} ms for each run: `{command}`\n\n{HEAD}")  # fmt: skip
-    for name in given.only:
-        with tempfile.TemporaryDirectory() as folder:
-            for line in SCENARIOS[name](Path(folder), given):
-                print(line, flush=True)
+    with STALLS:
+        for name in given.only:
+            with tempfile.TemporaryDirectory() as folder:
+                for line in SCENARIOS[name](Path(folder), given):
+                    print(line, flush=True)
 
 
 @contextmanager
@@ -179,8 +183,8 @@ def restarts(folder: Path, given: argparse.Namespace) -> Iterator[str]:
 
 def line(name: str, clients: Clients, faults: Sequence[Interval], counted: str, happened: str = "") -> str:
     seen = clients.seen
-    hit = [s.seconds for s in seen if any(s.started <= end and s.ended >= begin for begin, end in faults)]
-    quiet = [s.seconds for s in seen if not any(_near(s, fault) for fault in faults)]
+    hit = [s for s in seen if any(s.started <= end and s.ended >= begin for begin, end in faults)]
+    quiet = [s for s in seen if not any(_near(s, fault) for fault in faults)]
     cells = [name, happened or str(len(faults)), f"{len(seen):,}", str(len(clients.failures)), str(len(clients.wrong)),
              times(quiet), str(len(hit)), times(hit), counted]  # fmt: skip
     bad = "".join(f"\n{text}" for text in clients.bad[:3])
@@ -191,11 +195,13 @@ def _near(seen: Seen, fault: Interval) -> bool:
     return seen.started <= fault[1] + QUIET_SECONDS and seen.ended >= fault[0] - QUIET_SECONDS
 
 
-def times(seconds: Sequence[float]) -> str:
-    if not seconds:
+def times(seen: Sequence[Seen]) -> str:
+    if not seen:
         return "-"
-    ordered = sorted(1e3 * s for s in seconds)
-    return f"{ordered[len(ordered) // 2]:.1f} / {ordered[int(0.99 * len(ordered))]:.1f} / {ordered[-1]:.1f}"
+    ordered = sorted(1e3 * s.seconds for s in seen)
+    spared = max((1e3 * s.seconds for s in seen if not STALLS.between(s.started, s.ended)), default=0.0)
+    most = f"{ordered[-1]:.1f} ({f'{spared:.1f}' if STALLS.known else 'not known'})"
+    return f"{ordered[len(ordered) // 2]:.1f} / {ordered[int(0.99 * len(ordered))]:.1f} / {most}"
 
 
 def count(worker: WorkerProcess, *names: str) -> str:

@@ -6,7 +6,8 @@ The load generator is the demo's: requests leave on time whatever the answers do
 was due, and every answer is checked. "before" is the quiet time before each swap, as long as the swap before it took:
 what the machine itself does now and then is in a long time sooner than in a short one. "during" is from the wish to
 half a second after the new routes; the old engine is not kept, so that each swap loads one. Printed is a table in
-Markdown (medians over the swaps) and the ratio of the p99s.
+Markdown (medians over the swaps), the longest time that a CPU of the machine stood still by itself (stalls.py), the
+ratio of the p99s, and the swaps that were far from the others.
 """
 
 from __future__ import annotations
@@ -36,9 +37,11 @@ from catalogue import Setup  # noqa: E402
 from ending import sigterm_ends  # noqa: E402
 from models import BenchModel, make  # noqa: E402
 from processes import free_port  # noqa: E402
+from stalls import Stalls  # noqa: E402
 from us import Artifacts, OurServer  # noqa: E402
 
 FIRST_QUIET_SECONDS = 10.0
+FAR = 4.0  # times the usual maximum
 MODEL = "m"
 
 
@@ -48,11 +51,11 @@ def main() -> None:
     parser.add_argument("--share", type=float, default=0.7, help="of the capacity")
     given = parser.parse_args()
     sigterm_ends()
-    with tempfile.TemporaryDirectory() as folder:
-        measure(Path(folder), given.swaps, given.share)
+    with tempfile.TemporaryDirectory() as folder, Stalls() as stalls:
+        measure(Path(folder), given.swaps, given.share, stalls)
 
 
-def measure(folder: Path, swaps: int, share: float) -> None:
+def measure(folder: Path, swaps: int, share: float, stalls: Stalls) -> None:
     model = make("magika", folder / "models")
     artifacts = Artifacts(folder / "artifacts")
     artifacts.get(model, 2)  # built before there is any load
@@ -65,7 +68,8 @@ def measure(folder: Path, swaps: int, share: float) -> None:
                   f"capacity\n", flush=True)  # fmt: skip
             found: list[Swap] = []
             for number in range(swaps):
-                found.append(one(server, port, number, found[-1].seconds if found else FIRST_QUIET_SECONDS))
+                quiet = found[-1].seconds if found else FIRST_QUIET_SECONDS
+                found.append(one(server, port, number, quiet, stalls))
             report(found)
     finally:
         server.stop()
@@ -95,28 +99,38 @@ def load(
 
 
 class Swap(NamedTuple):
-    """The load's summaries before and during one swap, and how long it took."""
+    """The load's summaries before and during one swap, how long it took, and the machine's longest stall in each, ms."""
 
     before: dict[str, Any]
     during: dict[str, Any]
     seconds: float
+    stalls: tuple[str, str]
 
 
-def one(server: OurServer, port: int, number: int, quiet: float) -> Swap:
+def one(server: OurServer, port: int, number: int, quiet: float, stalls: Stalls) -> Swap:
     time.sleep(quiet)  # this is the measurement
-    began = time.time()
+    began, clock = time.time(), time.monotonic()
     server.change(1 + number % 2, 2 - number % 2, keep=False)
-    ended = time.time()
+    seconds = time.time() - began
     time.sleep(1.0)  # what was due in it is answered by now
-    return Swap(summary(port, began - quiet, began), summary(port, began, ended + 0.5), ended - began)
+    stood = stalls.longest(clock - quiet, clock), stalls.longest(clock, clock + seconds + 0.5)
+    return Swap(summary(port, began - quiet, began), summary(port, began, began + seconds + 0.5), seconds, stood)
 
 
 def report(found: list[Swap]) -> None:
-    print("| | requests | failed | p50 ms | p99 ms | max ms |\n|---|---|---|---|---|---|")
-    for name, parts in (("before", [s.before for s in found]), ("during", [s.during for s in found])):
+    print(
+        "| | requests | failed | p50 ms | p99 ms | max ms | longest stall of a CPU, ms |\n|---|---|---|---|---|---|---|"
+    )
+    for n, (name, parts) in enumerate((("before", [s.before for s in found]), ("during", [s.during for s in found]))):
         sent, failed = sum(p["sent"] for p in parts), sum(p["failed"] for p in parts)
         figures = " | ".join(f"{median(p[q] for p in parts):.1f}" for q in ("p50", "p99"))
-        print(f"| {name} | {sent:,} | {failed} | {figures} | {max(p['max'] for p in parts):.1f} |")
+        stood = max((s.stalls[n] for s in found), key=lambda text: float(text) if text[0].isdigit() else 0.0)
+        print(f"| {name} | {sent:,} | {failed} | {figures} | {max(p['max'] for p in parts):.1f} | {stood} |")
+    for number, swap in enumerate(found):
+        if max(swap.before["max"], swap.during["max"]) > FAR * median(s.during["max"] for s in found):
+            print(f"\nSwap {number}: before it p99 {swap.before['p99']:.1f}, max {swap.before['max']:.1f} ms, stall "
+                  f"{swap.stalls[0]}; during p99 {swap.during['p99']:.1f}, max {swap.during['max']:.1f}, stall "
+                  f"{swap.stalls[1]}")  # fmt: skip
     ratios = [swap.during["p99"] / swap.before["p99"] for swap in found]
     print(f"\n{len(found)} swaps, {median(s.seconds for s in found):.1f} s (median) from the wish to the new routes. "
           f"p99 during a swap against before it: median {median(ratios):.2f}, worst {max(ratios):.2f}")  # fmt: skip
