@@ -99,7 +99,7 @@ def load(
 
 
 class Swap(NamedTuple):
-    """The load's summaries before and during one swap, how long it took, and the machine's longest stall in each, ms."""
+    """The load's summaries before and during one swap, how long it took, and the longest stall of a CPU in each, ms."""
 
     before: dict[str, Any]
     during: dict[str, Any]
