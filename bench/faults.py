@@ -198,10 +198,12 @@ def _near(seen: Seen, fault: Interval) -> bool:
 def times(seen: Sequence[Seen]) -> str:
     if not seen:
         return "-"
-    ordered = sorted(1e3 * s.seconds for s in seen)
-    spared = max((1e3 * s.seconds for s in seen if not STALLS.between(s.started, s.ended)), default=0.0)
-    most = f"{ordered[-1]:.1f} ({f'{spared:.1f}' if STALLS.known else 'not known'})"
-    return f"{ordered[len(ordered) // 2]:.1f} / {ordered[int(0.99 * len(ordered))]:.1f} / {most}"
+    stalls = STALLS.between(min(s.started for s in seen), max(s.ended for s in seen))
+    ordered = sorted(seen, key=lambda s: s.seconds)
+    spared = (s for s in reversed(ordered) if not any(a <= s.ended and b >= s.started for a, b in stalls))
+    most = f"{1e3 * next(spared).seconds:.1f}" if STALLS.known else "not known"
+    p50, p99, slowest = (1e3 * ordered[at].seconds for at in (len(ordered) // 2, int(0.99 * len(ordered)), -1))
+    return f"{p50:.1f} / {p99:.1f} / {slowest:.1f} ({most})"
 
 
 def count(worker: WorkerProcess, *names: str) -> str:

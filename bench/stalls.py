@@ -43,6 +43,8 @@ class Stalls:
         for looker in self._lookers:
             looker.terminate()
             looker.wait()
+        for reader in self._readers:
+            reader.join()
 
     def between(self, begin: float, end: float) -> list[tuple[float, float]]:
         """Begin and end of those that touch this time of the monotonic clock."""

@@ -136,12 +136,12 @@ class Reconciler:
                 log.warning("artifacts stay, since the namespace is being deleted: %s", e)
                 await self.cluster.guard(key, observed.model.uid, on=False)
                 return None
+            tells = any(isinstance(action, Signal) for action in decision.actions)
+            if decision.memory.stable is not None and (tells or decision.memory.candidate is not None):
+                # A trial is looked at, and workers that have not heard are told, as often as ever.
+                e.again = max(decision.requeue or 0.0, UNANSWERED, e.retry_after)
             if e.status in REFUSALS:
                 await self._report(key, raw, observed, _refused(decision, e))
-            memory = decision.memory
-            if decision.requeue is not None and memory.candidate is not None and memory.stable is not None:
-                # A trial is looked at, and its workers are told, as often as ever.
-                e.again = max(decision.requeue, UNANSWERED, e.retry_after)
             raise
         if self.turns is not None:
             self.turns.acted(key)

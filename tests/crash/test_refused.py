@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from ports import Ports
 from scenarios import LOOP, Run, begun
-from trtmodel_operator.ports import ClusterError
+from trtmodel_operator.ports import ClusterError, Json
 from world import TRAFFIC
 
 TTL = 300.0  # seconds after which a worker returns to stable by itself
@@ -18,6 +18,12 @@ class Refusing(Ports):
         if call in self.refused:
             raise ClusterError("POST", call, "denied by a policy", 403)
 
+    async def apply(self, manifest: Json) -> None:
+        what = manifest["kind"], manifest["metadata"]["name"]
+        if what[0] == "ConfigMap" and what not in self.world.objects:
+            raise ClusterError("PATCH", what[1], "exceeded quota", 403)
+        await super().apply(manifest)
+
 
 def in_canary(name: str) -> Run:
     run = begun(name)
@@ -29,6 +35,7 @@ def in_canary(name: str) -> Run:
 
 REFUSED: dict[str, dict[str, object]] = {
     "more workers": {"serving__replicas": 9},
+    "another target": {"targets": [{"name": "default"}, {"name": "other"}]},
     "a Job": {"source__uri": "s3://m/c"},
 }
 

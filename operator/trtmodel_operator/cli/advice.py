@@ -318,7 +318,8 @@ DEGRADES: Mapping[str, Advice] = {
     "RemovingArtifacts": Advice("`deletionPolicy: Delete`: a Job removes what only this model needed from the bucket."),
     "ArtifactsRemoved": Advice("The model's artifacts are gone from the bucket."),
     "ArtifactsKept": Advice(
-        "The artifacts could not be removed; the model is deleted all the same.", "Run `trtmodel cache collect` later."
+        "The artifacts could not be removed; the model is deleted all the same.",
+        "Delete the model's pins, which the event names; then run `trtmodel cache collect`.",
     ),
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
 import sys
 from collections.abc import Iterator
@@ -129,8 +130,7 @@ _Loader.yaml_implicit_resolvers = {
 def _manifests(file: str) -> Iterator[dict[str, Any]]:
     """The TRTModels in a file, Lists opened; other kinds are not ours to judge."""
     try:
-        data = sys.stdin.buffer.read(LARGEST_BYTES + 1) if file == "-" else _read(Path(file))
-        documents = list(yaml.load_all(data, Loader=_Loader))
+        documents = list(yaml.load_all(_read(file), Loader=_Loader))
     except OSError as e:
         raise Failed(f"{file}: {e.strerror or e}") from e
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as e:
@@ -144,9 +144,9 @@ def _manifests(file: str) -> Iterator[dict[str, Any]]:
                 yield item
 
 
-def _read(path: Path) -> bytes:
-    with path.open("rb") as file:
-        data = file.read(LARGEST_BYTES + 1)
+def _read(file: str) -> bytes:
+    with contextlib.nullcontext(sys.stdin.buffer) if file == "-" else Path(file).open("rb") as opened:
+        data = opened.read(LARGEST_BYTES + 1)
     if len(data) > LARGEST_BYTES:
-        raise Failed(f"{path}: it is larger than {LARGEST_BYTES >> 20} MiB: is it a manifest?")
+        raise Failed(f"{file}: it is larger than {LARGEST_BYTES >> 20} MiB: is it a manifest?")
     return data

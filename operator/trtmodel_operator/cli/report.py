@@ -79,7 +79,8 @@ def _download(model: Json, page: Page, file: Path, options: argparse.Namespace) 
     where = f"s3://{storage.get('bucket')}/{prefix}/{model['metadata']['namespace']}"
     endpoint = options.endpoint or str(storage.get("endpoint") or "")
     try:
-        store = artifacts.open_at(where, endpoint, str(storage.get("region") or ""), options.credentials)
+        region, ca_bundle = str(storage.get("region") or ""), str(storage.get("caBundle") or "")
+        store = artifacts.open_at(where, endpoint, region, options.credentials, ca_bundle)
         with tempfile.TemporaryDirectory() as work:
             data = store.fetch_blob(page.digest, page.size, work).read_bytes()
     except storage_error as e:

@@ -44,9 +44,9 @@ def settle_plan(turn: Turn, rule: str, outcome: Outcome) -> Decision:
     """Ends the pass: counts the fence on if what workers should do has changed, adds every repair, and sees to it that
     a trial is looked at again in time.
 
-    Order of the effects: boot pointers, so that a worker that restarts on a signal's way finds its own already there;
-    signals, so that nothing that the API server refuses (a Deployment, a Job) holds up a way back; then the rest, the
-    finalizer before the Jobs that it is for.
+    Order of the effects: boot pointers that are there already, so that a worker that restarts on a signal's way finds
+    the newest; signals, so that nothing new that the API server refuses (a ConfigMap, a Deployment, a Job) holds up a
+    way back; then the rest, the finalizer before the Jobs that it is for, a pointer before what mounts it.
     """
     if outcome.halt:
         return _decision(turn, rule, outcome, list(outcome.actions))
@@ -61,9 +61,12 @@ def settle_plan(turn: Turn, rule: str, outcome: Outcome) -> Decision:
         if (signal := _signal(turn, w, w.uid in trying)) is not None
     }
     _count_fence(turn, pointers, signals)
-    actions: list[Action] = [replace(p, sequence=turn.memory.sequence) for p in pointers if _pointer_differs(turn, p)]
+    written = [replace(p, sequence=turn.memory.sequence) for p in pointers if _pointer_differs(turn, p)]
+    there = {p.name for p in turn.seen.pointers}
+    actions: list[Action] = [p for p in written if p.workload in there]
     actions += [signals[w.uid] for w in workers if w.uid in signals and _must_hear(turn, w, signals[w.uid])]
     actions += [*farewell.guard(turn), *making.unwanted_jobs(turn), *outcome.actions]
+    actions += [p for p in written if p.workload not in there]
     actions += [*_workloads(turn), *_abandoned(turn), *fleet.gone(turn)]
     return _decision(turn, rule, outcome, actions)
 

@@ -136,6 +136,22 @@ def test_a_file_that_is_no_manifest_is_told(text: str, says: str, tmp_path: Path
     assert trtmodel("lint", str(tmp_path / "none.yaml")).err.endswith("No such file or directory\n")
 
 
+@pytest.mark.parametrize("from_a_file", [True, False])
+def test_what_is_too_large_to_be_read_is_not_called_good(
+    from_a_file: bool, tmp_path: Path, trtmodel: Type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (
+        yaml.safe_dump(BASE) + "---\n" + "# more\n" * (lint.LARGEST_BYTES // 7) + yaml.safe_dump({**BASE, "spec": {}})
+    )
+    file = tmp_path / "m.yaml"
+    file.write_text(text)
+    with file.open() as opened:
+        monkeypatch.setattr(sys, "stdin", opened)
+        shown = trtmodel("lint", str(file) if from_a_file else "-")
+    assert (shown.code, shown.out) == (1, "")
+    assert "it is larger than 4 MiB" in shown.err
+
+
 def test_another_version_of_the_api_is_told() -> None:
     assert (
         words(Case("", {".apiVersion": "trtmodel.io/v1"})) == "apiVersion: 'trtmodel.io/v1' is not trtmodel.io/v1alpha1"

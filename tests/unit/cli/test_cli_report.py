@@ -49,12 +49,14 @@ def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 def test_the_newest_page_is_fetched_and_written(
     api_server: FakeApiServer, trtmodel: Type, bucket: dict[str, Any], tmp_path: Path
 ) -> None:
-    api_server.put(reported(as_object(has_built(serving(A), B))))
+    model = reported(as_object(has_built(serving(A), B)))
+    model["spec"]["storage"]["caBundle"] = "PEM"
+    api_server.put(model)
     file = tmp_path / "gate.html"
     shown = trtmodel("report", "magika", "-f", str(file), "--endpoint", "http://localhost:1", "--credentials", "keys")
     assert shown == Typed(0, f"{file}: gate of {B} on target default\n", "")
     assert file.read_bytes() == PAGE
-    assert bucket["where"] == ("s3://engines/trtmodel/ml", "http://localhost:1", "", "keys")
+    assert bucket["where"] == ("s3://engines/trtmodel/ml", "http://localhost:1", "", "keys", "PEM")
     told = json.loads(trtmodel("report", "magika", "-f", str(file), "-o", "json").out)
     assert told == {"revision": B, "target": "default", "file": str(file)}
 

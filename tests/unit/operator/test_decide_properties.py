@@ -41,6 +41,7 @@ from trtmodel_operator.decide.turn import Turn
 from trtmodel_operator.model import (
     Answer,
     ApplyPointer,
+    ApplyWorkload,
     Command,
     CreateJob,
     Decision,
@@ -273,8 +274,13 @@ def test_whatever_was_observed_there_is_one_decision_and_it_keeps_its_promises(s
     assert len({a.name for a in of(decision, CreateJob)} & {a.name for a in of(decision, DeleteJob)}) == 0
     signals = of(decision, Signal)
     assert len({s.uid for s in signals}) == len(signals)
-    order = [0 if isinstance(a, ApplyPointer) else 1 if isinstance(a, Signal) else 2 for a in decision.actions]
-    assert order == sorted(order), "pointers, then signals, then what the API server may refuse"
+    there = {pointer.name for pointer in seen.pointers}
+    known = [isinstance(a, ApplyPointer) and a.workload in there for a in decision.actions]
+    order = [0 if old else 1 if isinstance(a, Signal) else 2 for a, old in zip(decision.actions, known, strict=True)]
+    assert order == sorted(order), "pointers that exist, then signals, then what the API server may refuse"
+    places = list(enumerate(decision.actions))
+    mounted = {a.name: at for at, a in places if isinstance(a, ApplyWorkload)}
+    assert all(at < mounted.get(a.workload, len(places)) for at, a in places if isinstance(a, ApplyPointer))
     report = status(seen, decision, {})
     assert status(seen, decision, report) == report
     assert events(report, report) == []

@@ -28,11 +28,11 @@ def run(story: Callable[[World], Coroutine[Any, Any, None]]) -> None:
     simulate(whole())
 
 
-def at(*runs: int, what: str) -> Behave:
+def at(*runs: int, what: str | FailureClass) -> Behave:
     """So goes the run of these numbers, of all hosts together."""
     count = iter(range(10_000))
 
-    def behave(host: PretendedHost, lane: LanePort, x: np.ndarray) -> str:
+    def behave(host: PretendedHost, lane: LanePort, x: np.ndarray) -> str | FailureClass:
         return what if next(count) in runs else "ok"
 
     return behave
@@ -47,7 +47,7 @@ def test_what_a_lane_has_that_stands_still_is_run_on_another_one(helper: str) ->
     async def story(w: World) -> None:
         if helper:
             w.engine(helper, 3.0)
-        engine = w.engine(hosts=1, lanes=2, helper=helper, behave=at(60, what="still"))
+        engine = w.engine(hosts=1, lanes=3, helper=helper, behave=at(60, what="still"))
         for _ in range(100):
             w.send(engine)
             await asyncio.sleep(0.01)
@@ -58,9 +58,22 @@ def test_what_a_lane_has_that_stands_still_is_run_on_another_one(helper: str) ->
     run(story)
 
 
-def test_a_host_that_dies_with_both_runs_of_a_request_counts_once_against_it() -> None:
+def test_a_request_that_hangs_a_lane_takes_not_the_last_one_too() -> None:
     async def story(w: World) -> None:
         engine = w.engine(hosts=1, lanes=2, behave=at(60, 61, what="still"))
+        for _ in range(60):
+            w.send(engine)
+            await asyncio.sleep(0.01)
+        w.send(engine)
+        await asyncio.sleep(STILL_SECONDS / 2)
+        assert engine.scheduler.running == 1
+
+    run(story)
+
+
+def test_a_host_that_dies_with_both_runs_of_a_request_counts_once_against_it() -> None:
+    async def story(w: World) -> None:
+        engine = w.engine(hosts=1, lanes=3, behave=at(60, 61, what="still"))
         for _ in range(60):
             w.send(engine)
             await asyncio.sleep(0.01)
@@ -76,7 +89,7 @@ def test_a_host_that_dies_with_both_runs_of_a_request_counts_once_against_it() -
 
 def test_a_stopped_host_gets_no_second_run_of_what_it_has() -> None:
     async def story(w: World) -> None:
-        engine = w.engine(hosts=1, lanes=2)
+        engine = w.engine(hosts=1, lanes=3)
         for _ in range(60):
             w.send(engine)
             await asyncio.sleep(0.01)
@@ -128,8 +141,11 @@ def test_a_host_that_is_stopped_with_a_probe_holds_up_nobody_whom_another_engine
     run(story)
 
 
+@pytest.mark.parametrize("in_the_turn_of_an_answer", [False, True])
 @pytest.mark.parametrize("helper", ["", "standby"])
-def test_what_a_stopped_host_has_goes_before_those_that_wait_however_many_they_are(helper: str) -> None:
+def test_what_a_stopped_host_has_goes_before_those_that_wait_however_many_they_are(
+    helper: str, in_the_turn_of_an_answer: bool
+) -> None:
     async def story(w: World) -> None:
         engine = w.engine("engine", hosts=1 if helper else 2, lanes=1)
         busy = w.engine(helper, 3.0, lanes=1) if helper else engine
@@ -139,6 +155,15 @@ def test_what_a_stopped_host_has_goes_before_those_that_wait_however_many_they_a
             w.send(engine)
             await asyncio.sleep(0.01)
         busy.seconds = (0.01, 0.01)
+        if in_the_turn_of_an_answer:  # somebody comes just before each, so that the loop sends those that wait after it
+            readable = busy.scheduler.readable
+
+            def after_another(lane: LanePort) -> None:
+                w.send(busy, 8)
+                readable(lane)
+
+            for lane in busy.scheduler._lanes.all:
+                asyncio.get_running_loop().add_reader(lane.channel.fileno(), after_another, lane)
 
         async def more(count: int) -> None:
             """Half as many again as the lanes of `busy` answer, of eight rows: no batch holds two."""
@@ -182,5 +207,22 @@ def test_a_request_whose_second_run_fails_does_not_wait_for_the_host_that_is_sto
         await asyncio.sleep(1.5)
         assert (len(request.answers), next(faults, None)) == (1, None)
         host.wake()  # type: ignore[attr-defined]
+
+    run(story)
+
+
+@pytest.mark.parametrize("failure", [FailureClass.RECOVERABLE, FailureClass.INVALID_INPUT])
+def test_a_run_that_fails_when_its_host_goes_on_is_counted_once(failure: FailureClass) -> None:
+    async def story(w: World) -> None:
+        engine = w.engine(hosts=1, lanes=1, behave=at(60, what=failure))
+        for _ in range(60):
+            w.send(engine)
+            await asyncio.sleep(0.01)
+        engine.hosts[0].stop()
+        w.send(engine)
+        await asyncio.sleep(STILL_SECONDS / 2)
+        engine.hosts[0].wake()
+        await w.settle()
+        assert sum(w.counted(engine).values()) + engine.uncounted == engine.attempts
 
     run(story)

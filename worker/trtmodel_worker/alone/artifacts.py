@@ -72,8 +72,9 @@ def run(options: argparse.Namespace, home: Home) -> int:
         return JobExit.REJECTED
 
 
-def open_at(where: str, endpoint: str, region: str, credentials: str) -> ArtifactStore:
-    """The artifacts at ``s3://bucket/prefix/namespace`` or in a directory. Raises StorageError."""
+def open_at(where: str, endpoint: str, region: str, credentials: str, ca_bundle: str = "") -> ArtifactStore:
+    """The artifacts at ``s3://bucket/prefix/namespace`` or in a directory. `ca_bundle`: PEM certificates that are
+    trusted, too. Raises StorageError."""
     if where.startswith("s3://"):
         bucket, *parts = [part for part in where.removeprefix("s3://").split("/") if part] or [""]
         address = endpoint or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
@@ -87,7 +88,7 @@ def open_at(where: str, endpoint: str, region: str, credentials: str) -> Artifac
         text = f"{where}: it must be s3://<bucket>/<prefix>/<namespace>, the prefix being spec.storage.prefix"
         raise StorageError(Reason.BUCKET_NOT_FOUND, text)
     *prefix, namespace = parts
-    storage = Storage(bucket, "/".join(prefix), address, region or os.environ.get("AWS_REGION") or "")
+    storage = Storage(bucket, "/".join(prefix), address, region or os.environ.get("AWS_REGION") or "", ca_bundle)
     try:
         return ArtifactStore(storage, namespace, credentials or None)
     except ValueError as e:

@@ -1,7 +1,7 @@
-"""Batches that run too long are also run on another host, or on another lane where there is one host only; the first
-answer counts. So are those of a host that somebody
-stopped, as soon as that is seen, and of one that was killed, if it is not reaped at once: a driver was seen to clean up
-for 100 ms after a process on a GPU.
+"""Batches that run too long are also run on another host, or on another lane of the only one (a thread may stand still
+alone, as its processor may); the first answer counts. So are those of a host that somebody stopped, as soon as that is
+seen, and of one that was killed, if it is not reaped at once: a driver was seen to clean up for 100 ms after a process
+on a GPU. What is due and finds no lane free goes before all that wait: under load there is always somebody who waits.
 
 One timer looks, and only while something runs: one for every batch would cost more than the batches of a fast model.
 """
@@ -25,8 +25,7 @@ _REAPED_SECONDS = 0.005  # a process without a device is reaped sooner, and its 
 
 class Hedges:
     """`drain` reads what a lane has said already: after a stall of the loop, answers are there that nobody has read.
-    `start` runs a batch once more, elsewhere than on its lane; False if there is no place now.
-    `claims`: of this engine and of others, that found no place here. They go before all that wait: those are many."""
+    `start` runs a batch once more, elsewhere than on its lane; False if there is no place now."""
 
     def __init__(
         self,
@@ -36,7 +35,8 @@ class Hedges:
         drain: Callable[[LanePort], None],
         start: Callable[[Batch, LanePort], bool],
     ) -> None:
-        self.claims: set[Hedges] = set()
+        self._claims: set[Hedges] = set()
+        self._called: set[Hedges] = set()
         self._lanes = lanes
         self._overdue = overdue
         self._stats = stats
@@ -64,10 +64,21 @@ class Hedges:
         if self._timer is not None:
             self._come(0.0)
 
+    def claim(self, hedges: Hedges) -> None:
+        """`hedges`, of this engine or of another one, have something due and found no lane free here."""
+        self._claims.add(hedges)
+
+    def freed(self) -> bool:
+        """A lane is free. True if it is claimed: then `settle` comes before anybody who waits is sent to it."""
+        if self._claims:
+            self._called |= self._claims
+            self._claims.clear()
+        return bool(self._called)
+
     def settle(self) -> None:
-        """A lane is free, and nobody who waits has it yet."""
-        claims, self.claims = self.claims, set()
-        for hedges in claims:
+        """Those look again that have claimed what is free. Who finds nothing claims anew, and is called by the next."""
+        called, self._called = self._called, set()
+        for hedges in called:
             if hedges._timer is not None:
                 hedges._timer.cancel()
                 hedges._look()

@@ -143,7 +143,7 @@ class Outcomes:
                 log.warning("an attempt failed, %s: %s", name, text)
         if batch.answered or _runs(batch, attempt):
             return
-        _leave(batch)
+        _leave(batch, attempt)
         together = len(batch.calls)  # with those whose clients are gone by now: one of them may be why it failed
         if failure is FailureClass.OUT_OF_MEMORY and together > 1:
             self._shrink(batch.rows)
@@ -202,11 +202,11 @@ def _runs(batch: Batch, ended: Attempt | None = None) -> bool:
     return any(attempt is not ended and not attempt.stopped for attempt in batch.attempts)
 
 
-def _leave(batch: Batch) -> None:
-    """Its requests go on without it, and without what is still on a host that stands still."""
+def _leave(batch: Batch, ended: Attempt | None = None) -> None:
+    """Its requests go on without it, and without what a host that stands still has of it."""
     batch.answered = True
     for attempt in batch.attempts:
-        if attempt.stopped:
+        if attempt is not ended:
             attempt.abandon()
 
 

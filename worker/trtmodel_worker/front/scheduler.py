@@ -2,7 +2,7 @@
 
     submit -> [waiting] -> dispatch, after all that this turn of the loop has read: rows of several requests side by
                            side in one input region, one message -> lane (at most one attempt each)
-    overdue              -> the same region also to a lane of another host: a hedge
+    overdue              -> the same region also to a lane of another host, or of the only one: a hedge
     answer               -> bounds checked; the first one is delivered; the ladder decides what follows a failure
     host reaped          -> its batches' requests run again (ladder.py)
 
@@ -215,7 +215,7 @@ class Scheduler:
 
     def add(self, lanes: Sequence[LanePort]) -> None:
         self._lanes.add(lanes)
-        self._pump()
+        self._freed()
 
     def suspend(self, host: Host) -> None:
         """The host is about to end: it gets nothing more."""
@@ -291,10 +291,7 @@ class Scheduler:
         else:
             self._lanes.give(lane)
         self._probes.judge(lane.host, attempt.batch, answer)
-        if self._hedges.claims:
-            self._loop.call_soon(self._settle_claims)
-        elif len(self._waiting) and not self._pump_due:
-            self._pump()  # the lane works on while this answer is written
+        self._freed()  # the lane works on while this answer is written
         try:
             attempt.batch.owner.completed(attempt, answer, outputs, self._engine)
         finally:
@@ -328,11 +325,15 @@ class Scheduler:
             self._pump_due = True
             self._loop.call_soon(self._pump_now)
 
+    def _freed(self) -> None:
+        """A lane is free, for what claims it or else for who waits."""
+        if self._hedges.freed():
+            self._pump_later()
+        elif not self._pump_due:
+            self._pump()
+
     def _pump_now(self) -> None:
         self._pump_due = False
-        self._pump()
-
-    def _settle_claims(self) -> None:
         self._hedges.settle()
         self._pump()
 
@@ -454,8 +455,7 @@ class Scheduler:
         return True
 
     def _run_again(self, batch: Batch, lane: LanePort) -> bool:
-        """A hedge, on another host than that of `lane`. If there is no other one at all, on another lane of it: one
-        thread of a process may stand still alone, as its processor may."""
+        """A hedge: on another host than that of `lane` or, if nobody else may answer, on another lane of it."""
         if len(self._waiting):
             self._pump_later()
         if self.run(batch, lane.host):
@@ -464,10 +464,11 @@ class Scheduler:
         if other is not None:
             started = other.run(batch)
         else:
-            started = self._lanes.hosts == 1 and not lane.host.is_stopped() and self.run(batch)
+            spare = self._lanes.hosts == 1 and self._lanes.living > 2  # what hangs takes not the last one
+            started = spare and not lane.host.is_stopped() and self.run(batch)
         if not started:
             for place in {self, other or self}:
-                place._hedges.claims.add(self._hedges)
+                place._hedges.claim(self._hedges)
         return started
 
     def _said_unasked(self, lane: LanePort, answer: Answer) -> None:
@@ -486,7 +487,7 @@ class Scheduler:
             raise MessageError(f"an answer to attempt {answer.generation}, while nothing runs on this lane")
         self._lanes.give(lane)
         self._probes.doubt(lane.host)
-        self._pump()
+        self._freed()
 
     def _ended(self, attempt: Attempt) -> None:
         """Nothing writes to the attempt's region any more."""
