@@ -25,3 +25,4 @@ class HostExit(enum.IntEnum):
     CANNOT_LOAD = 69  # the engine was refused before it served: message on the control channel
     STICKY_ERROR = 70  # the device context is poisoned: only a new process helps
     DEVICE_LOST = 71
+    LANE_LOST = 72  # a lane could not be made anew; what runs on the others is not why

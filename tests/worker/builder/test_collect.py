@@ -10,10 +10,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from bucket_fill import LONG_AGO, MODEL, age, keys, open_bucket, plan_path, publish, revoked
+from bucket_fill import LONG_AGO, MODEL, age, figures, keys, open_bucket, plan_path, publish, revoked
 from trtmodel_contract import storelayout as layout
 from trtmodel_contract.codec import dumps, loads
 from trtmodel_contract.exitcodes import JobExit
+from trtmodel_contract.gate import GateReport
 from trtmodel_contract.identity import Storage
 from trtmodel_contract.jobs import TASK_ENV, CollectTask, JobResult
 from trtmodel_contract.keeping import Cause, Pin, Revocation
@@ -28,6 +29,7 @@ from trtmodel_worker.builder.collect import (
     collect,
 )
 from trtmodel_worker.storage import ArtifactStore, StorageError
+from trtmodel_worker.storage.backends import Entry
 
 RULES = Rules(grace=86400.0, delete=True)
 OTHER = dataclasses.replace(MODEL, name="other", uid="uid-2")
@@ -150,6 +152,24 @@ def test_one_that_a_person_revoked_stays_revoked_while_it_is_pinned(store: Artif
     assert store.get_manifest(digest) == manifest
 
 
+def test_one_that_a_person_revokes_when_the_collector_has_put_it_out_of_use_does_not_come_back(
+    store: ArtifactStore, tmp_path: Path
+) -> None:
+    digest, other = publish(store, "1111111111", b"one"), publish(store, "2222222222", b"two")
+    key = store.get_manifest(digest).load_key
+    age(tmp_path)
+    pins.pin(store, "c", MODEL, [other])
+    assert run(store).revoked == 1
+    why = Revocation(Cause.BY_HAND, "wrong answers")
+    assert store.revoke("1111111111", key, digest, why) == 1
+    assert store.revoke("1111111111", key, digest, Revocation(Cause.BY_HAND, "once more")) == 0
+    assert store.revoke("1111111111", key, digest, Revocation(Cause.COLLECTED, "nothing pinned it")) == 0
+    assert loads(Revocation, store.read(layout.revoked_key(store.root, "1111111111", key, 1))) == why
+    pins.pin(store, "c", MODEL, [digest])
+    settle(tmp_path)
+    assert (run(store).kept, revoked(store, "1111111111")) == (2, [True])
+
+
 def test_a_blob_that_a_pinned_engine_shares_stays(store: ArtifactStore, tmp_path: Path) -> None:
     kept, gone = publish(store, "1111111111", b"same"), publish(store, "2222222222", b"same")
     age(tmp_path)
@@ -201,6 +221,55 @@ def test_of_a_deleted_model_goes_what_only_it_pinned_whatever_its_age(store: Art
     assert not keys(store, f"pins/c/{MODEL.uid}")
     assert len(keys(store, "pins")) == 1
     assert store.get_manifest(shared).plan.size == 1
+
+
+def report_on(store: ArtifactStore, digest: str, *texts: bytes) -> None:
+    """Figures with a report of these two contents."""
+    report = GateReport(*(store.put_bytes(text) for text in texts))
+    store.put_figures(dataclasses.replace(figures(digest), report=report), samples=200)
+
+
+def test_with_a_deleted_model_go_the_reports_on_its_engines_and_no_others(store: ArtifactStore, tmp_path: Path) -> None:
+    theirs = publish(store, "2222222222", b"two")
+    pins.pin(store, "c", OTHER, [theirs])
+    report_on(store, theirs, b"{2}", b"of both")
+    left = keys(store)
+    mine = publish(store, "1111111111", b"one")
+    pins.pin(store, "c", MODEL, [mine])
+    report_on(store, mine, b"{1}", b"of both")
+    rules = dataclasses.replace(RULES, only=("c", MODEL.uid))
+    run(store, rules)
+    settle(tmp_path)
+    run(store, rules)
+    assert [key for key in keys(store) if not key.endswith("revoked")] == left
+
+
+@pytest.mark.parametrize("steps", range(9))
+def test_a_run_for_a_deleted_model_that_was_killed_leaves_no_report_to_the_next_one(
+    store: ArtifactStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int
+) -> None:
+    """Only figures tell which files are reports on an engine."""
+    mine = publish(store)
+    pins.pin(store, "c", MODEL, [mine])
+    report_on(store, mine, b"{1}", b"<1>")
+    rules = dataclasses.replace(RULES, only=("c", MODEL.uid))
+    run(store, rules)
+    settle(tmp_path)
+    done: list[str] = []
+    remove = _Run._remove
+
+    def killed(ours: _Run, entry: Entry) -> None:
+        if len(done) == steps:
+            raise KeyboardInterrupt
+        done.append(entry.key)
+        remove(ours, entry)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_Run, "_remove", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run(store, rules)
+    run(store, rules)
+    assert [key for key in keys(store) if not key.endswith("revoked")] == []
 
 
 def test_two_models_that_go_at_once_leave_nothing_of_what_they_share(

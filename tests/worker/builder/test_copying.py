@@ -84,6 +84,29 @@ def test_a_copy_is_the_one_that_jobs_find_where_another_build_was_before(
     assert found[0] == digest
 
 
+def test_a_copy_that_lies_below_a_newer_build_becomes_the_one_that_jobs_find(
+    staging: ArtifactStore, production: ArtifactStore, tmp_path: Path
+) -> None:
+    digest = publish(staging)
+    copied(staging, production, digest, tmp_path)
+    newer = publish(production, plan=b"their own")
+    assert [copied(staging, production, digest, tmp_path).number for _ in range(2)] == [3, 3]
+    assert production.find(REVISION, KEY) == (digest, staging.get_manifest(digest))
+    production.revoke(REVISION, KEY, digest, Revocation(Cause.BY_HAND, "it is bad"))
+    assert [build.revoked for build in production.builds(REVISION)] == [True, False, True]
+    assert production.find(REVISION, KEY) == (newer, production.get_manifest(newer))
+
+
+def test_a_copy_above_which_all_builds_are_revoked_stays_where_it_is(
+    staging: ArtifactStore, production: ArtifactStore, tmp_path: Path
+) -> None:
+    digest = publish(staging)
+    copied(staging, production, digest, tmp_path)
+    newer = publish(production, plan=b"their own")
+    production.revoke(REVISION, KEY, newer, Revocation(Cause.BY_HAND, "it is bad"))
+    assert copied(staging, production, digest, tmp_path).number == 1
+
+
 @pytest.mark.parametrize("where", ["source", "destination"])
 def test_a_revoked_engine_is_not_copied(
     staging: ArtifactStore, production: ArtifactStore, tmp_path: Path, where: str

@@ -13,7 +13,7 @@ import pytest
 from trtmodel_contract.gate import Task
 from trtmodel_contract.identity import Profile, ShapeRange
 from trtmodel_contract.jobs import Reason
-from trtmodel_worker.builder.dataset import DataSetFile
+from trtmodel_worker.builder.dataset import DataSetFile, calibration_batches
 from trtmodel_worker.engines.building import Graph, GraphTensor, Rejected
 
 X = GraphTensor("x", "FP32", ("n", 3))
@@ -146,6 +146,20 @@ def test_chosen_samples_come_in_full_batches(tmp_path: Path) -> None:
     data = opened(tmp_path / "d.npz", x=ramp(9), labels=np.arange(9))
     found = [batch["x"] for batch in data.chosen([7, 0, 4, 40], 2)]
     assert np.array_equal(np.concatenate(found), ramp(9)[[0, 4, 7, 0]])
+
+
+def test_a_model_of_one_batch_size_is_calibrated_in_full_batches_and_others_with_each_sample_once(
+    tmp_path: Path,
+) -> None:
+    def rows(tensor: GraphTensor, samples: int) -> list[list[float]]:
+        data = opened(tmp_path / "d.npz", tensor, x=ramp(7))
+        return [batch["x"][:, 0].tolist() for batch in calibration_batches(data, 4, samples)]
+
+    fixed = GraphTensor("x", "FP32", (4, 3))
+    assert rows(fixed, 7) == [[0, 3, 6, 9], [12, 15, 18, 12]]
+    assert rows(fixed, 4) == [[0, 3, 6, 9]]
+    assert rows(fixed, 1) == [[0, 0, 0, 0]]
+    assert rows(X, 7) == [[0, 3, 6, 9], [12, 15, 18]]
 
 
 def test_a_shape_outside_of_every_profile_is_refused(tmp_path: Path) -> None:

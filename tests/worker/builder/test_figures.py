@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from trtmodel_contract.jobs import Reason
 from trtmodel_worker.builder.figures import OutputSums, Top1Counts
 from trtmodel_worker.engines.building import Rejected
 
@@ -185,3 +186,23 @@ def test_of_several_integers_each_counts() -> None:
     figures = summed(best, found).figures()
     assert figures.cosine_mean == pytest.approx(0.75)
     assert figures.relative_rmse == pytest.approx(0.25)
+
+
+@pytest.mark.parametrize("answer", [np.nan, np.inf, 1e200], ids=["nan", "infinity", "an error beyond all numbers"])
+def test_A05_a_regression_whose_original_has_no_error_to_compare_with_is_refused(answer: float) -> None:
+    """Both errors would be no number, which is how figures say that there were no labels."""
+    truth = np.zeros((4, 2))
+    reference = truth + 1
+    reference[2, 1] = answer
+    with pytest.raises(Rejected, match="answers NaN or infinity to 1 of 4 samples") as e:
+        OutputSums().add_truth(reference, reference + 9, truth)
+    assert e.value.reason is Reason.DATASET_INVALID
+
+
+def test_a_regression_whose_engine_alone_has_no_answer_fails() -> None:
+    reference, engine = np.ones((4, 2)), np.ones((4, 2))
+    engine[2, 1] = np.nan
+    sums = OutputSums()
+    sums.add_truth(reference, engine, np.zeros((4, 2)))
+    found = sums.figures()
+    assert (found.truth_rmse_reference, found.truth_rmse_engine) == (1, None)

@@ -130,3 +130,36 @@ def test_values_are_cut_off_or_begin_again() -> None:
     x = np.arange(6).reshape(2, 3)
     assert fitted({"x": x}, {"x": (3, 2)})["x"].tolist() == [[0, 1], [3, 4], [0, 1]]
     assert fitted({"x": x}, {"x": (1, 5)})["x"].tolist() == [[0, 1, 2, 0, 1]]
+
+
+def with_anchors(path: Path, rows: int, declared: int | str) -> Path:
+    """y = -x, and numbers that are the same whatever x is."""
+    nodes = [models.node("Neg", ["x"], ["y"]), models.node("Identity", ["w"], ["anchors"])]
+    outputs = [("y", models.FLOAT, (declared, 4)), ("anchors", models.FLOAT, (rows, 6))]
+    weights = {"w": np.arange(rows * 6, dtype=np.float32).reshape(rows, 6)}
+    return models.save(path, nodes, [("x", models.FLOAT, ("n", 4))], outputs, weights)
+
+
+def of_anchors(
+    folder: Path, rows: int, declared: int | str, change: Callable[[np.ndarray], np.ndarray], shape: tuple[int, int]
+) -> Verdict:
+    source = with_anchors(folder / "m.onnx", rows, declared)
+    np.savez(folder / "d.npz", x=np.random.default_rng(1).normal(size=(50, 4)).astype(np.float32))
+    graph = builder("ONNXRuntime").inspect(source)
+    profiles = (Profile({"x": ShapeRange((1, 4), (rows, 4), (8, 4))}),)
+    data = DataSetFile(folder / "d.npz", "d", graph.inputs, profiles)
+    lane = Wrong(gate.Reference(source, 1), change, shape)
+    asked = DataSet("d", 50, "0" * 64)
+    return verdict(gate.measure(lane.reference, lane, graph, data, asked, Task.RAW, profiles).figures)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 8])
+def test_an_output_that_is_the_same_for_every_batch_is_no_contradiction(tmp_path: Path, rows: int) -> None:
+    assert of_anchors(tmp_path, rows, "n", lambda a: a, (0, 0)) is Verdict.PASS
+
+
+@pytest.mark.parametrize("declared", ["n", 1], ids=["told", "said to be one row"])
+def test_beside_such_an_output_one_with_a_row_for_each_sample_is_compared_in_every_size(
+    tmp_path: Path, declared: int | str
+) -> None:
+    assert of_anchors(tmp_path, 1, declared, lambda a: -a if len(a) == 4 else a, (4, 4)) is Verdict.FAIL

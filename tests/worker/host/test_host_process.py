@@ -152,7 +152,7 @@ def test_a_lane_that_cannot_be_made_anew_ends_the_process_after_the_failure_was_
         assert process.receive(outputs=0).generation == 0  # the second lane
         process.send(rows(BAD))
         assert process.receive().failure is FailureClass.RECOVERABLE
-        assert process.exit_code() == HostExit.CANNOT_LOAD
+        assert process.exit_code() == HostExit.LANE_LOST
 
 
 @pytest.mark.parametrize(("fault", "code"), [("sticky", HostExit.STICKY_ERROR), ("lost", HostExit.DEVICE_LOST)])

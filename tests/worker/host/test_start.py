@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import os
+import resource
 import signal
 import socket
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,6 +27,40 @@ def children() -> list[str]:
 
 def descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
+
+
+@contextlib.contextmanager
+def many_descriptors(count: int) -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 2 * count)), hard))
+    held = [os.open(os.devnull, os.O_RDONLY) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_host_of_a_front_with_a_thousand_clients_ends_when_it_is_told(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", PLUGIN)
+    _, manifest = bucket.publish(REVISION_1, {})
+    artifacts = Artifacts(bucket.store, tmp_path / "cache")
+
+    async def run() -> None:
+        hosts, arenas = Hosts("Test"), Arenas(2, 1000)
+        arena, payload = arenas.acquire(manifest), artifacts.payload(manifest)
+        with many_descriptors(1100):
+            host = await hosts.start(manifest, payload, arena.memory, 2, 30.0, (), 1.0)
+        await host.end(20.0)
+        assert host.exited.result() == 0
+        payload.close()
+        arenas.release(arena)
+        hosts.close()
+
+    asyncio.run(run())
 
 
 def test_a_start_that_is_cancelled_at_any_moment_leaves_no_process_and_no_descriptor(

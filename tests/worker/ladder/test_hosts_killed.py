@@ -183,6 +183,28 @@ def test_a_request_whose_hosts_are_killed_from_outside_is_not_taken_for_the_reas
     eventually(lambda: "died: ended by signal SIGKILL" in worker.log.read_text(), "it says so")
 
 
+def test_a_request_beside_a_lane_that_cannot_be_made_anew_is_not_taken_for_the_reason(
+    start_worker: Start, operator: Operator, bucket: Bucket
+) -> None:
+    behaviour = {"work": 0.25, "lanes": 2, "fault": {"when": 6000.0, "do": "break"}}
+    times = {"TRTMODEL_RETRY_ATTEMPTS": "1", "TRTMODEL_REQUEST_TIMEOUT_SECONDS": "60"}
+    worker = serve(start_worker, operator, bucket, behaviour, **times).worker
+    connection = http.client.HTTPConnection("127.0.0.1", worker.port, timeout=60)
+    answers: list[object] = []
+    client = threading.Thread(target=lambda: answers.append(ask(connection, "/v2/models/m/infer", row(5000.0))))
+    client.start()
+    for death in range(1, 4):
+        eventually(lambda: "trtmodel_lanes_busy{" in worker.metrics() and busy(worker) == 1, "it runs")
+        other = http.client.HTTPConnection("127.0.0.1", worker.port, timeout=60)
+        assert ask(other, "/v2/models/m/infer", row(6000.0)).status == 500
+        other.close()
+        eventually(lambda n=death: metric(worker, "host_deaths_total") == n, "the death is seen")
+    client.join()
+    connection.close()
+    (answer,) = answers
+    assert answer.status == 200, answer.body[:200]  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize("hosts", ["1", "3"])
 def test_a_front_that_is_killed_leaves_no_host(
     start_worker: Start, operator: Operator, bucket: Bucket, hosts: str

@@ -146,3 +146,13 @@ def test_rotated_keys_are_used_without_a_restart(stub: Stub, stub_storage: Stora
     (credentials / "AWS_ACCESS_KEY_ID").write_text("rotated")
     store.put_bytes(b"2")
     assert seen == ["trtmodel", "rotated"]
+
+
+def test_a_bucket_that_does_not_exist_is_said_to_be_missing_where_the_store_is_asked_for_its_clock(
+    stub: Stub, stub_storage: Storage, credentials: Path
+) -> None:
+    """The first that a collector asks; the answer to HEAD has no body, so no word of S3's for it."""
+    with pytest.raises(StorageError, match="the bucket does not exist: create it") as e:
+        ArtifactStore(stub_storage, "ml", credentials).objects.now()
+    assert (e.value.reason, e.value.transient) == (Reason.BUCKET_NOT_FOUND, False)
+    assert stub.requests == [("HEAD", "/engines")]

@@ -9,10 +9,12 @@ from email.message import Message
 from pathlib import Path
 
 import pytest
+from storage_servers import Answer, Stub, ranged
+from trtmodel_contract.identity import Storage
 from trtmodel_contract.jobs import Reason
-from trtmodel_worker.storage import StorageError, download
+from trtmodel_worker.storage import StorageError, download, fetch_uri
 from trtmodel_worker.storage.remote import Reader, Version
-from trtmodel_worker.storage.web import _Redirects, _version
+from trtmodel_worker.storage.web import UrlRemote, _Redirects, _version
 
 
 def redirected(before: str, after: str) -> urllib.request.Request | None:
@@ -76,3 +78,32 @@ def test_what_states_no_length_ends_at_a_limit(tmp_path: Path, monkeypatch: pyte
         download.download(Unstated(), tmp_path)  # type: ignore[arg-type]
     assert not e.value.transient
     assert not list((tmp_path / "tmp").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("asked", "sent"),
+    [
+        ("/mod\u00e8le \u540d.onnx", "/mod%C3%A8le%20%E5%90%8D.onnx"),
+        ("/mod\u00e8le.onnx", "/mod%C3%A8le.onnx"),
+        ("/m%20%C3%A8+(1)~.onnx?X-Sig=a%2Fb+c/d=&v='1'", "/m%20%C3%A8+(1)~.onnx?X-Sig=a%2Fb+c/d=&v='1'"),
+        ("/[a]@b:c;d,e!$*.onnx", "/[a]@b:c;d,e!$*.onnx"),
+    ],
+)
+def test_letters_of_any_language_in_an_address_are_escaped_and_what_is_escaped_stays(
+    stub: Stub, tmp_path: Path, asked: str, sent: str
+) -> None:
+    stub.answer = lambda _method, _path, headers: ranged(b"model", headers)
+    uri = stub.url + asked
+    assert fetch_uri(uri, Storage("engines"), None, tmp_path / "cache").path.read_bytes() == b"model"
+    assert {path for _, path in stub.requests} == {sent}
+    stub.answer = lambda *_: Answer(404)
+    with pytest.raises(StorageError) as e:
+        fetch_uri(uri, Storage("engines"), None, tmp_path / "cache")
+    assert e.value.message.startswith(uri)
+
+
+@pytest.mark.parametrize("host", ["b\u00fccher.invalid", "\u0438\u043c\u044f.invalid:8443"])
+def test_a_host_in_letters_of_any_language_is_looked_up_as_any_other(host: str) -> None:
+    with pytest.raises(StorageError, match="cannot be reached") as e:
+        UrlRemote(f"http://{host}/m.onnx").look()
+    assert e.value.reason is Reason.STORAGE_UNAVAILABLE

@@ -197,13 +197,16 @@ class _Run:
             needed |= build.names
         for digest in alive - {build.digest for build in builds}:
             needed |= self._names_of_pinned(digest)
+        gone, figures = self._names_of_deleted(mine - alive), []
         for entry in self._objects.entries(layout.gates_prefix(self._root)):
             owner = entry.key.removeprefix(layout.gates_prefix(self._root)).partition("/")[0]
             if owner in alive:
                 needed |= _digests(self._read_or_nothing(entry.key))
-            elif self._may_go(entry, owner in mine):
+            elif owner in mine:
+                gone |= _digests(self._read_or_nothing(entry.key))
+                figures.append(entry)
+            elif self._may_go(entry, False):
                 self._remove(entry)
-        gone = self._names_of_deleted(mine - alive)
         unneeded = []
         for entry in self._objects.entries(layout.blobs_prefix(self._root)):
             digest = entry.key.removeprefix(layout.blobs_prefix(self._root))
@@ -214,6 +217,8 @@ class _Run:
             for _, entry in unneeded[start : start + BATCH]:
                 self._throw_away(entry)
             self._empty_trash()
+        for entry in figures:  # after the reports that nothing else names
+            self._remove(entry)
         if self._rules.only is None:
             self._sweep_rest()
         for entry in self._objects.entries(layout.engines_prefix(self._root)):

@@ -94,10 +94,10 @@ def _verified(store: ArtifactStore, digest: str) -> bytes:
 def _commit(store: ArtifactStore, manifest: Manifest, document: bytes) -> int:
     """The number under which it is there. It is the highest, so that it is the one that Jobs find."""
     for _ in range(_ATTEMPTS):
-        builds = [b for b in store.builds(manifest.revision) if b.load_key == str(manifest.load_key)]
-        for build in builds:
-            if not build.revoked and _is(store, manifest, build.number, document):
-                return build.number
+        builds = [b for b in store.builds(manifest.revision) if b.load_key == str(manifest.load_key) and not b.revoked]
+        best = max((build.number for build in builds), default=0)
+        if best and _is(store, manifest, best, document):
+            return best
         number = store.look_up(manifest.revision, manifest.load_key).next_number
         key = layout.manifest_key(store.root, manifest.revision, manifest.load_key, number)
         if store.objects.put_new(key, document):

@@ -66,6 +66,11 @@ class DataSetFile:
     def labelled(self) -> bool:
         return self._labels is not None
 
+    @property
+    def one_size(self) -> bool:
+        """Whether the model takes batches of one size only."""
+        return any(tensor.dims and isinstance(tensor.dims[0], int) for tensor in self._inputs)
+
     def check_labels(self, graph: Graph, task: Task) -> None:
         """Labels must be what `task` compares with. Raises Rejected."""
         if self._labels is None:
@@ -216,5 +221,8 @@ def _joined(parts: Sequence[Mapping[str, Array]], labels: str) -> tuple[dict[str
 
 
 def calibration_batches(data: DataSetFile, rows: int, samples: int) -> Iterator[Mapping[str, Array]]:
+    """Where the model takes one size only, the last is filled up. Elsewhere no sample counts twice."""
     for batch, _ in data.batches(rows, samples):
+        if data.one_size:
+            batch = {name: np.resize(array, (rows, *array.shape[1:])) for name, array in batch.items()}
         yield batch

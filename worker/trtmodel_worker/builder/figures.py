@@ -77,7 +77,8 @@ class OutputSums:
         self._least_agreement = min(self._least_agreement, float(cosines.mean()))
 
     def add_truth(self, reference: Array, engine: Array, labels: Array) -> None:
-        """Labels of a regression. Raises Rejected if they are not of the output's size, or no numbers."""
+        """Labels of a regression. Raises Rejected if they are not of the output's size, or no numbers, and for samples
+        whose error by the reference is no number: with none of either, figures would look like those without labels."""
         if reference.size != labels.size:
             text = f"labels of {labels.shape[1:]} per sample do not fit an output of {reference.shape[1:]}"
             raise Rejected(Reason.DATASET_INVALID, text)
@@ -87,6 +88,10 @@ class OutputSums:
             raise Rejected(Reason.DATASET_INVALID, f"{text}: leave such samples out")
         with np.errstate(invalid="ignore", over="ignore"):
             before = ((_wide(reference, len(labels)) - truth) ** 2).sum(axis=1)
+            untold = int((~np.isfinite(before)).sum())
+            if untold:
+                text = f"the original model itself answers NaN or infinity to {untold} of {len(truth)} samples"
+                raise Rejected(Reason.DATASET_INVALID, f"{text} of a batch, so no error can be told: leave them out")
             same = engine.size == labels.size
             after = ((_wide(engine, len(labels)) - truth) ** 2).sum(axis=1) if same else np.full(len(labels), np.inf)
             self._truth_reference.add(before)

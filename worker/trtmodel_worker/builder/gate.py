@@ -95,7 +95,7 @@ def measure(
             sums[truth].add_truth(expected[truth], found[truth], labels)
         observer.add(expected, found, errors, labels, count)
         compared += count
-    _run_sizes(lane, data, rows, sizes, sums)
+    _run_sizes(lane, data, rows, sizes, sums, _of_fixed_length(graph))
     observer.shapes += [said({t.name: (size, *data.shapes[t.name][1:]) for t in graph.inputs}) for size in sizes]
     observer.shapes += _run_corners(reference, lane, data, profiles, sums)
     figures = GateFigures(
@@ -111,12 +111,22 @@ def measure(
     return Measured(figures, observer.findings())
 
 
-def _run_sizes(lane: Lane, data: DataSetFile, rows: int, sizes: Sequence[int], sums: Mapping[str, OutputSums]) -> None:
+def _of_fixed_length(graph: Graph) -> set[str]:
+    """Outputs that by the graph have a number of rows, whatever the batch: in one size they have the batch's length by
+    accident."""
+    return {tensor.name for tensor in graph.outputs if tensor.dims and isinstance(tensor.dims[0], int)}
+
+
+def _run_sizes(
+    lane: Lane, data: DataSetFile, rows: int, sizes: Sequence[int], sums: Mapping[str, OutputSums], fixed: set[str]
+) -> None:
     for size in sizes:
         if size != rows:
             inputs = data.head(math.ceil(max(SIZE_SAMPLES, size) / size) * size)
             usual, other = _in_batches(lane, inputs, rows), _in_batches(lane, inputs, size)
             for name, right in usual.items():
+                if name in fixed and name not in other:
+                    continue
                 sums[name].add_repeat(right, other.get(name, right[:0]))  # not a row for each sample: wrong
 
 

@@ -47,6 +47,7 @@ _EXITS = {
     HostExit.CANNOT_LOAD: "it could not load the engine",
     HostExit.STICKY_ERROR: "its device context was poisoned",
     HostExit.DEVICE_LOST: "it lost its device",
+    HostExit.LANE_LOST: "a lane that had failed could not be made anew",
 }
 
 
@@ -336,8 +337,8 @@ class EngineHost:
 
     @property
     def guilty(self) -> bool:
-        """Something that it ran may be why it ended."""
-        return self._guilty and not self.killed_from_outside
+        """Something that it ran may be why it ended. A lane is lost by what failed before, and has been answered."""
+        return self._guilty and not self.killed_from_outside and self.exited.result() != HostExit.LANE_LOST
 
     def epitaph(self) -> str:
         return describe_exit(self.exited.result()) if self._hung_up or not self.why else self.why

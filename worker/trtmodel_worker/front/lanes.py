@@ -14,6 +14,7 @@ from trtmodel_worker.front.ladder import Overdue
 from trtmodel_worker.front.sharing import ClientFile
 from trtmodel_worker.host.wire import WAKE, file_message, reads_part
 
+_RESTS = 6.0  # times as long as a run may
 _MOST_FILES = 32  # that a lane knows: each is a descriptor of its host
 _next_number = itertools.count(1).__next__
 next_generation = itertools.count(1).__next__  # of all engines: regions are shared between them
@@ -86,6 +87,10 @@ class LanePort:
     @property
     def busy(self) -> bool:
         return self.attempt is not None or self.resting or bool(self.probing)
+
+    def hangs(self, now: float, after: float) -> bool:
+        """`after`: seconds that no run takes. Making a lane anew takes many: its contexts, graphs and their proof."""
+        return self.busy and not self.dying and now - self.since > after * (_RESTS if self.resting else 1.0)
 
 
 class Lanes:

@@ -248,7 +248,7 @@ class Scheduler:
         for lane in self._lanes.all:
             if lane.attempt is not None:
                 lane.attempt.batch.owner.expire(lane.attempt, now)
-            if lane.busy and now - lane.since > self.hang_after and not lane.dying:
+            if lane.hangs(now, self.hang_after):
                 lane.host.kill(f"a run took longer than {self.hang_after:.1f} s")
         for call in self._waiting.expired(now) + self._suspects.expired(now):
             self._fail_late(call)

@@ -357,7 +357,7 @@ class LaneServer:
             _end(e)
         except Exception:
             log.exception("a lane could not be made anew: this process ends")
-            os._exit(HostExit.CANNOT_LOAD)
+            os._exit(HostExit.LANE_LOST)
         self._suspect = False
         return rested_message(time.perf_counter_ns() - started)
 

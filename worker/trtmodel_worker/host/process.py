@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import mmap
 import os
@@ -65,8 +66,14 @@ def serve(config: HostConfig) -> NoReturn:
     running = [threads.submit(lane.run) for lane in lanes]
     for future in running:
         future.add_done_callback(_end_if_broken)
+    gc.collect()
+    gc.freeze()  # a runtime's modules are many objects, and no lane runs while all of them are looked at
     control.send(dumps(ready))
-    while control.fileno() in select.select([control.fileno(), stop], [], [])[0] and _told(control, shared):
+    # `select` takes no number from 1,024 on, and these are the front's, which may have as many clients.
+    heard = select.poll()
+    for descriptor in (control.fileno(), stop):
+        heard.register(descriptor, select.POLLIN)
+    while control.fileno() in dict(heard.poll()) and _told(control, shared):
         pass
     for fd in config.lane_fds[: len(lanes)]:
         _hang_up(fd)

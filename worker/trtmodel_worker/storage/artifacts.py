@@ -13,7 +13,7 @@ from trtmodel_contract.codec import DocumentError, dumps, loads, sha256_hex
 from trtmodel_contract.gate import GATE_VERSION, GateFigures, Task
 from trtmodel_contract.identity import LoadKey, Storage
 from trtmodel_contract.jobs import Reason
-from trtmodel_contract.keeping import Revocation
+from trtmodel_contract.keeping import Cause, Revocation
 from trtmodel_contract.manifest import Blob, Manifest
 
 from trtmodel_worker.storage import cache
@@ -107,10 +107,11 @@ class ArtifactStore:
         return ""
 
     def revoke(self, revision: str, load_key: LoadKey | str, digest: str, why: Revocation) -> int:
-        """Take every build of this digest out of use for new rollouts. Returns how many were in use."""
+        """Take every build of this digest out of use for new rollouts. Returns how many were in use, or only put out of
+        use by the collector, which brings back what is pinned."""
         done = 0
         for build in self.builds(revision):
-            if build.load_key != str(load_key) or build.revoked:
+            if build.load_key != str(load_key):
                 continue
             try:
                 data = self.read(storelayout.manifest_key(self.root, revision, build.load_key, build.number))
@@ -118,7 +119,11 @@ class ArtifactStore:
                 continue
             if sha256_hex(data) == digest:
                 key = storelayout.revoked_key(self.root, revision, build.load_key, build.number)
-                done += self.objects.put_new(key, dumps(why))
+                if self.objects.put_new(key, dumps(why)):
+                    done += 1
+                elif why.cause is not Cause.COLLECTED and self._is_of_collector(key):
+                    self.objects.put(key, dumps(why))
+                    done += 1
         return done
 
     def put_file(self, path: Path) -> Blob:
@@ -168,6 +173,15 @@ class ArtifactStore:
     def read(self, key: str) -> bytes:
         """A document. Raises NotFound."""
         return read_small(self.objects.remote(key), DOCUMENT_BYTES)
+
+    def _is_of_collector(self, marker: str) -> bool:
+        """Also if the collector has just taken it away. One that cannot be read is by hand."""
+        try:
+            return loads(Revocation, self.read(marker)).cause is Cause.COLLECTED
+        except NotFound:
+            return True
+        except DocumentError:
+            return False
 
     def _listed(self, revision: str) -> list[Numbered]:
         committed, revoked = set[tuple[str, int]](), set[tuple[str, int]]()

@@ -71,6 +71,10 @@ def unavailable(message: str) -> StorageError:
     return StorageError(Reason.STORAGE_UNAVAILABLE, message, transient=True)
 
 
+def no_bucket(what: str) -> StorageError:
+    return StorageError(Reason.BUCKET_NOT_FOUND, f"{what}: the bucket does not exist: create it or correct its name")
+
+
 def s3_code(error: BaseException) -> str:
     """S3's word for what went wrong, '' if S3 did not say anything."""
     response = getattr(error, "response", None)
@@ -119,9 +123,7 @@ def _from_s3(response: dict[str, object], what: str) -> StorageError:
     headers = meta.get("HTTPHeaders")
     region = detail.get("Region") or (headers.get("x-amz-bucket-region") if isinstance(headers, dict) else None)
     if code == "NoSuchBucket":
-        return StorageError(
-            Reason.BUCKET_NOT_FOUND, f"{what}: the bucket does not exist: create it or correct its name"
-        )
+        return no_bucket(what)
     if (code in _REGION and (region or code != "AuthorizationHeaderMalformed")) or (code == "400" and region):
         where = f"is in region {region}" if region else "belongs to another region or endpoint"
         text = f"{what}: the bucket {where}: set spec.storage.region and spec.storage.endpoint accordingly"

@@ -23,6 +23,7 @@ from trtmodel_worker.storage.errors import (
     NotFound,
     StorageError,
     from_exception,
+    no_bucket,
     s3_code,
     unavailable,
 )
@@ -145,9 +146,12 @@ class S3Store:
         return _entry(key, found["ContentLength"], found)
 
     def now(self) -> float:
-        with self._mapped(""):
-            answer = self._client.call(lambda s3: s3.head_bucket(Bucket=self._bucket))
-            date: str = answer["ResponseMetadata"]["HTTPHeaders"]["date"]
+        try:
+            with self._mapped(""):
+                answer = self._client.call(lambda s3: s3.head_bucket(Bucket=self._bucket))
+                date: str = answer["ResponseMetadata"]["HTTPHeaders"]["date"]
+        except NotFound as e:  # the answer to HEAD has no body, and so no word for what it is that is missing
+            raise no_bucket(self.where("")) from e
         return email.utils.parsedate_to_datetime(date).timestamp()
 
     def delete(self, key: str) -> None:

@@ -65,7 +65,8 @@ class UrlRemote:
     @contextlib.contextmanager
     def _answer(self, headers: Mapping[str, str]) -> Iterator[http.client.HTTPResponse]:
         try:
-            request = urllib.request.Request(self.what, headers={"User-Agent": "trtmodel", **headers})  # noqa: S310
+            address, said = _escaped(self.what), {"User-Agent": "trtmodel", **headers}
+            request = urllib.request.Request(address, headers=said)  # noqa: S310
             tls = urllib.request.HTTPSHandler(context=self._trusted)
             opener = urllib.request.build_opener(tls, _Redirects())
             response = opener.open(request, timeout=READ_TIMEOUT_SECONDS)
@@ -86,6 +87,14 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
             text = f"it redirects to {newurl[:300]!r}, which is not followed: name the file's own address"
             raise StorageError(Reason.SOURCE_NOT_FOUND, f"{req.full_url}: {text}")
         return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+def _escaped(url: str) -> str:
+    """As it may stand in a request: what is escaped already stays as it is."""
+    parts = urllib.parse.urlsplit(url)
+    if not parts.netloc.isascii():
+        url = parts._replace(netloc=parts.netloc.encode("idna").decode()).geturl()
+    return urllib.parse.quote(url, safe="%/:?#[]@!$&'()*+,;=~")
 
 
 def _version(what: str, headers: Message) -> Version:
