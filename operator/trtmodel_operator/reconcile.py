@@ -137,7 +137,8 @@ class Reconciler:
                 await self.cluster.guard(key, observed.model.uid, on=False)
                 return None
             tells = any(isinstance(action, Signal) for action in decision.actions)
-            if decision.memory.stable is not None and (tells or decision.memory.candidate is not None):
+            goes_on = NAMESPACE_GOES not in str(e) and decision.memory.stable is not None
+            if goes_on and (tells or decision.memory.candidate is not None):
                 # A trial is looked at, and workers that have not heard are told, as often as ever.
                 e.again = max(decision.requeue or 0.0, UNANSWERED, e.retry_after)
             if e.status in REFUSALS:

@@ -47,7 +47,9 @@ class Terminating(Counted):
     async def before(self, call: str) -> None:
         await super().before(call)
         if call in ("apply", "create_job"):
-            raise ClusterError("POST", "x", "forbidden: unable to create new content: it is being terminated", 403)
+            raise ClusterError(
+                "POST", "x", "unable to create new content because it is being terminated", 403
+            )
 
 
 class Interrupted(Counted):
