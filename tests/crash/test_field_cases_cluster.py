@@ -47,9 +47,7 @@ class Terminating(Counted):
     async def before(self, call: str) -> None:
         await super().before(call)
         if call in ("apply", "create_job"):
-            raise ClusterError(
-                "POST", "x", "unable to create new content because it is being terminated", 403
-            )
+            raise ClusterError("POST", "x", "unable to create new content because it is being terminated", 403)
 
 
 class Interrupted(Counted):
