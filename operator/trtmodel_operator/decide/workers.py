@@ -21,6 +21,7 @@ from trtmodel_operator.model import (
     ApplyWorkload,
     Decision,
     DeleteWorkload,
+    Deployed,
     Memory,
     ObservedWorker,
     ObservedWorkload,
@@ -103,15 +104,21 @@ def _remember_told(turn: Turn, trying: Collection[str]) -> None:
         return
     now = {w.uid for w in holders(seen, memory) if w.uid in trying}
     for worker in facts.present(seen):
-        freed = (
-            worker.report is not None and facts.engine(seen, worker, facts.digest_for(worker, memory.candidate)) is None
-        )
-        if was_told(memory, worker) and not freed:
+        if was_told(memory, worker) and not _let_go(turn, worker, memory.candidate):
             now.add(worker.uid)
     told = {short_uid(w): w.restarts for w in facts.present(seen) if w.uid in now}
     restarts = {uid: step.restarts.get(uid, had) for uid, had in sorted(told.items())}
     if restarts != step.restarts:
         turn.remember(step=replace(step, restarts=restarts))
+
+
+def _let_go(turn: Turn, worker: ObservedWorker, candidate: Deployed) -> bool:
+    """It holds the candidate no more since it was told so. One that has heard nothing but its boot pointer has begun
+    anew: its container may have died of the candidate, though the kubelet has not said so yet."""
+    report = worker.report
+    if report is None or report.fence.sequence <= report.pointer_sequence:
+        return False
+    return facts.engine(turn.seen, worker, facts.digest_for(worker, candidate)) is None
 
 
 def _count_fence(turn: Turn, pointers: list[ApplyPointer], signals: dict[str, Signal]) -> None:

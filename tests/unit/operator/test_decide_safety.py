@@ -10,6 +10,7 @@ from decide_scene import (
     B,
     Scene,
     asks_for,
+    booted,
     busy,
     canary,
     decide,
@@ -110,6 +111,19 @@ def test_a_member_whose_container_dies_ends_it() -> None:
     seen = canary(serving(A))
     dead = with_worker(seen, member(seen), restarts=1, ready=False, report=None)
     went_back(decide(dead), "WorkerDied")
+
+
+def test_a_container_that_died_is_noticed_though_its_next_life_reports_before_the_kubelet_does() -> None:
+    """Seen on a busy machine: another worker was tried meanwhile, and the candidate stayed."""
+    seen = canary(serving(A))
+    uid = member(seen)
+    seen = with_worker(seen, uid, ready=False, report=None)
+    for _ in range(3):
+        seen = obey(seen, decide(seen))
+    assert members(seen) != [uid]
+    seen = with_worker(seen, uid, report=booted(uid, seen.pointers[0]).report)
+    seen = replace(seen, memory=decide(seen).memory)
+    went_back(decide(with_worker(seen, uid, ready=True, restarts=1)), "WorkerDied")
 
 
 def test_a_worker_that_dies_while_it_loads_the_candidate_ends_it_before_another_is_tried() -> None:
