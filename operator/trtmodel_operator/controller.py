@@ -179,8 +179,10 @@ class Controller:
             # A bug met by one model must not stop the others.
             log.exception("a pass failed in a way that was not foreseen")
             result, problem = "bug", f"{type(e).__name__}: {e}"
-        delay = self._queue.add_after_failure(key, at_least) if again is None else again
-        if again is not None:
+        if again is None:
+            delay = self._queue.add_after_failure(key, at_least)
+        else:
+            delay = again
             self._queue.add_after(key, again)
         log.log(logging.INFO if result == "conflict" else logging.WARNING, "again in %.1f s: %s", delay, problem)
         return result

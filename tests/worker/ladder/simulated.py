@@ -13,11 +13,12 @@ import contextlib
 import random
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any
 from unittest import mock
 
 import numpy as np
+from jumping_clock import simulate
 from trtmodel_contract.identity import Profile, ShapeRange
 from trtmodel_contract.manifest import TensorSpec
 from trtmodel_worker.front.batching import Buckets
@@ -368,6 +369,12 @@ class World:
         engine.scheduler.submit(request.call)
         return request
 
+    async def warm(self, engine: PretendedEngine) -> None:
+        """Requests one after the other, from which it learns how long a run takes."""
+        for _ in range(60):
+            self.send(engine)
+            await asyncio.sleep(0.01)
+
     def cancel(self, request: Request) -> None:
         request.cancelled = True
         request.call.cancel()
@@ -431,3 +438,15 @@ def world(*arguments: Any, **more: Any) -> Iterator[World]:
         yield made
     finally:
         made.close()
+
+
+def run(story: Callable[[World], Coroutine[Any, Any, None]], **more: Any) -> None:
+    """The story in a world of its own, until all is at rest and what must hold afterwards does."""
+
+    async def whole() -> None:
+        with world(**more) as w:
+            await story(w)
+            await w.settle()
+            w.check()
+
+    simulate(whole())

@@ -5,26 +5,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Callable, Coroutine
-from typing import Any
 
 import numpy as np
 import pytest
-from jumping_clock import simulate
-from simulated import DEATH_SECONDS, WIDTHS, Behave, PretendedHost, World, world
+from simulated import DEATH_SECONDS, WIDTHS, Behave, PretendedHost, World, run
 from trtmodel_worker.front.calls import Failed, Unreadable
 from trtmodel_worker.front.lanes import LanePort
 from trtmodel_worker.host.wire import FailureClass
-
-
-def run(story: Callable[[World], Coroutine[Any, Any, None]], **more: Any) -> None:
-    async def whole() -> None:
-        with world(**more) as w:
-            await story(w)
-            await w.settle()
-            w.check()
-
-    simulate(whole())
 
 
 def first(faults: list[object]) -> Behave:
@@ -368,9 +355,7 @@ def test_while_the_only_host_is_stopped_nobody_waits_for_it_if_another_engine_ma
 def test_what_a_killed_host_ran_does_not_wait_until_its_sockets_are_closed() -> None:
     async def story(w: World) -> None:
         engine = w.engine(hosts=2, lanes=1)
-        for _ in range(60):
-            w.send(engine)
-            await asyncio.sleep(0.01)
+        await w.warm(engine)
         engine.scheduler.overdue.after = lambda _: 5.0
         host = engine.scheduler._lanes.free[-1].host
         host.stop()
@@ -388,9 +373,7 @@ def test_all_that_a_stopped_host_has_is_run_elsewhere_at_once() -> None:
     async def story(w: World) -> None:
         standby = w.engine("standby", 3.0, lanes=2)
         engine = w.engine("stable", 2.0, helper="standby", lanes=2)
-        for _ in range(60):
-            w.send(engine)
-            await asyncio.sleep(0.01)
+        await w.warm(engine)
         standby.seconds = (0.2, 0.2)
         engine.hosts[0].stop()
         both = [w.send(engine)]

@@ -3,33 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from typing import Any
 
 import pytest
-from jumping_clock import simulate
-from simulated import World, world
+from simulated import World, run
 
 OVERDUE_SECONDS = 0.2
-
-
-def run(story: Callable[[World], Coroutine[Any, Any, None]]) -> None:
-    async def whole() -> None:
-        with world() as w:
-            await story(w)
-            await w.settle()
-            w.check()
-
-    simulate(whole())
 
 
 @pytest.mark.parametrize(("asked", "most"), [(0.0, 0.1), (OVERDUE_SECONDS, 2 * OVERDUE_SECONDS)])
 def test_nobody_waits_until_what_a_stopped_host_runs_is_overdue(asked: float, most: float) -> None:
     async def story(w: World) -> None:
         engine = w.engine(hosts=2, lanes=2)
-        for _ in range(60):
-            w.send(engine)
-            await asyncio.sleep(0.01)
+        await w.warm(engine)
         overdue = engine.scheduler.overdue
         overdue._asked, overdue.after = asked, lambda _: OVERDUE_SECONDS
         engine.scheduler._lanes.free[-1].host.stop()
@@ -48,9 +33,7 @@ def test_nobody_waits_until_what_a_stopped_host_runs_is_overdue(asked: float, mo
 def test_a_host_that_is_slow_but_not_stopped_has_its_time() -> None:
     async def story(w: World) -> None:
         engine = w.engine(hosts=2, lanes=1)
-        for _ in range(60):
-            w.send(engine)
-            await asyncio.sleep(0.01)
+        await w.warm(engine)
         engine.scheduler.overdue.after = lambda _: OVERDUE_SECONDS
         engine.seconds = (OVERDUE_SECONDS / 2, OVERDUE_SECONDS / 2)
         request = w.send(engine)
@@ -68,9 +51,7 @@ def test_who_comes_after_a_stop_was_seen_does_not_wait_for_its_lanes_either() ->
     async def story(w: World) -> None:
         standby = w.engine("standby", 3.0, hosts=1, lanes=2)
         engine = w.engine(hosts=1, lanes=2, helper="standby")
-        for _ in range(60):
-            w.send(engine)
-            await asyncio.sleep(0.01)
+        await w.warm(engine)
         engine.scheduler.overdue.after = lambda _: OVERDUE_SECONDS
         engine.hosts[0].stop()
         for _ in range(2):  # two clients, who ask again when they were answered
