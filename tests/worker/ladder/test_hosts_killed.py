@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import os
 import signal
 import threading
+from collections.abc import Iterator
 
 import pytest
 from clients import (
@@ -163,20 +165,27 @@ def test_a_candidate_whose_host_is_gone_is_answered_for_by_stable_and_has_failed
     assert dict(counts(worker, served.digest).failed) == {}
 
 
+@contextlib.contextmanager
+def asked(worker: WorkerProcess, value: float) -> Iterator[list[object]]:
+    """A client waits for its answer meanwhile, which is there afterwards."""
+    connection = http.client.HTTPConnection("127.0.0.1", worker.port, timeout=60)
+    answers: list[object] = []
+    client = threading.Thread(target=lambda: answers.append(ask(connection, "/v2/models/m/infer", row(value))))
+    client.start()
+    yield answers
+    client.join()
+    connection.close()
+
+
 def test_a_request_whose_hosts_are_killed_from_outside_is_not_taken_for_the_reason(
     start_worker: Start, operator: Operator, bucket: Bucket
 ) -> None:
     worker = serve(start_worker, operator, bucket, SLOW, TRTMODEL_HANG_SECONDS="60").worker
-    connection = http.client.HTTPConnection("127.0.0.1", worker.port, timeout=60)
-    answers: list[object] = []
-    client = threading.Thread(target=lambda: answers.append(ask(connection, "/v2/models/m/infer", row(5000.0))))
-    client.start()
-    for death in range(1, 4):
-        eventually(lambda: "trtmodel_lanes_busy{" in worker.metrics() and busy(worker) == 1, "it runs")
-        kill(worker.host_pids()[0])
-        eventually(lambda n=death: metric(worker, "host_deaths_total") == n, "the death is seen")
-    client.join()
-    connection.close()
+    with asked(worker, 5000.0) as answers:
+        for death in range(1, 4):
+            eventually(lambda: "trtmodel_lanes_busy{" in worker.metrics() and busy(worker) == 1, "it runs")
+            kill(worker.host_pids()[0])
+            eventually(lambda n=death: metric(worker, "host_deaths_total") == n, "the death is seen")
     (answer,) = answers
     assert answer.status == 200, answer.body[:200]  # type: ignore[attr-defined]
     assert values(answer, (1, 4)).tolist() == row(10000.0).tolist()  # type: ignore[arg-type, union-attr]
@@ -189,18 +198,13 @@ def test_a_request_beside_a_lane_that_cannot_be_made_anew_is_not_taken_for_the_r
     behaviour = {"work": 0.25, "lanes": 2, "fault": {"when": 6000.0, "do": "break"}}
     times = {"TRTMODEL_RETRY_ATTEMPTS": "1", "TRTMODEL_REQUEST_TIMEOUT_SECONDS": "60"}
     worker = serve(start_worker, operator, bucket, behaviour, **times).worker
-    connection = http.client.HTTPConnection("127.0.0.1", worker.port, timeout=60)
-    answers: list[object] = []
-    client = threading.Thread(target=lambda: answers.append(ask(connection, "/v2/models/m/infer", row(5000.0))))
-    client.start()
-    for death in range(1, 4):
-        eventually(lambda: "trtmodel_lanes_busy{" in worker.metrics() and busy(worker) == 1, "it runs")
-        other = http.client.HTTPConnection("127.0.0.1", worker.port, timeout=60)
-        assert ask(other, "/v2/models/m/infer", row(6000.0)).status == 500
-        other.close()
-        eventually(lambda n=death: metric(worker, "host_deaths_total") == n, "the death is seen")
-    client.join()
-    connection.close()
+    with asked(worker, 5000.0) as answers:
+        for death in range(1, 4):
+            eventually(lambda: "trtmodel_lanes_busy{" in worker.metrics() and busy(worker) == 1, "it runs")
+            other = http.client.HTTPConnection("127.0.0.1", worker.port, timeout=60)
+            assert ask(other, "/v2/models/m/infer", row(6000.0)).status == 500
+            other.close()
+            eventually(lambda n=death: metric(worker, "host_deaths_total") == n, "the death is seen")
     (answer,) = answers
     assert answer.status == 200, answer.body[:200]  # type: ignore[attr-defined]
 
