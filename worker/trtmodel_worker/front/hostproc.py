@@ -27,6 +27,7 @@ from trtmodel_contract.exitcodes import HostExit
 from trtmodel_contract.identity import LoadKey
 from trtmodel_contract.manifest import Manifest
 
+from trtmodel_worker import kernel
 from trtmodel_worker.environment import scrubbed
 from trtmodel_worker.front.lanes import LanePort
 from trtmodel_worker.front.pulse import Crowd, Pulse
@@ -237,7 +238,7 @@ class EngineHost:
         self._process = process
         self._control = control
         self._loop = asyncio.get_running_loop()
-        self._pidfd = os.pidfd_open(process.pid)
+        self._pidfd = kernel.process_descriptor(process.pid)
         self._guilty = True
         self._hung_up = False
         self._oom_kills = oom_kills()

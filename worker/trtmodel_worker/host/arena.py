@@ -11,7 +11,6 @@ under another. Pages that nobody touched cost nothing.
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import math
 import mmap
 import os
@@ -23,6 +22,7 @@ from numpy.typing import NDArray
 from trtmodel_contract.identity import Profile
 from trtmodel_contract.manifest import TensorSpec
 
+from trtmodel_worker import kernel
 from trtmodel_worker.engines.base import DTYPES
 
 ALIGNMENT = 64  # a cache line, and what CUDA copies and vector loads like
@@ -119,10 +119,10 @@ class Arena:
     @classmethod
     def create(cls, name: str, size: int) -> Arena:
         """Raises OSError where there is not the memory for it."""
-        fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        fd = kernel.memory_file(name)
         try:
             os.ftruncate(fd, size)
-            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+            kernel.seal(fd, kernel.SEAL_SHRINK | kernel.SEAL_GROW | kernel.SEAL_SEAL)
             return cls(fd, size)
         except BaseException:
             os.close(fd)
@@ -167,14 +167,10 @@ def sealed_bytes(name: str, data: bytes) -> int:
 
 
 def _sealed(name: str, fill: Callable[[int], None]) -> int:
-    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    fd = kernel.memory_file(name)
     try:
         fill(fd)
-        fcntl.fcntl(
-            fd,
-            fcntl.F_ADD_SEALS,
-            fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL,
-        )
+        kernel.seal(fd, kernel.SEAL_SHRINK | kernel.SEAL_GROW | kernel.SEAL_WRITE | kernel.SEAL_SEAL)
     except BaseException:
         os.close(fd)
         raise

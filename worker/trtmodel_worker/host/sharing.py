@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from trtmodel_worker import kernel
 from trtmodel_worker.engines.base import Array, PinningEngine
 
 log = logging.getLogger(__name__)
@@ -194,7 +195,7 @@ class Shared:
 
 def can_pin(engine: PinningEngine) -> bool:
     """Whether it pins memory that is mapped as a client's file is: tried on a page. Raises OSError."""
-    file = os.memfd_create("trtmodel-pin", os.MFD_CLOEXEC)
+    file = kernel.memory_file("trtmodel-pin")
     try:
         os.ftruncate(file, _PAGE)
         page = np.frombuffer(mmap.mmap(file, _PAGE, mmap.MAP_SHARED, mmap.PROT_READ), np.uint8)
