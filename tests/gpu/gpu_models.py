@@ -84,6 +84,24 @@ def nonzero():
     return built(Model("nonzero", path, {"x": [(1, 16), (2, 16), (8, 16)]}, False, 1))
 
 
+def sum_of_two():
+    """Two inputs, each with a number of rows of its own, that have to fit each other."""
+    from onnx import TensorProto, helper
+
+    CACHE.mkdir(parents=True, exist_ok=True)
+    path = CACHE / "sum.onnx"
+    graph = helper.make_graph(
+        [helper.make_node("Add", ["x", "z"], ["y"])],
+        "sum",
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, [rows, 16]) for name, rows in (("x", "b"), ("z", "c"))],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["d", 16])],
+    )
+    path.write_bytes(model_of(graph))
+    row = (16,)
+    bounds = {name: [(1, *row), (2, *row), (8, *row)] for name in ("x", "z")}
+    return built(Model("sum", path, bounds, False, 1))
+
+
 def built(model):
     CACHE.mkdir(parents=True, exist_ok=True)
     plan = CACHE / f"{model.name}-{model.level}.plan"

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from gpu_bare import BareLoop
 from gpu_serving import percentiles
-from trtmodel_worker.engines.base import CannotLoad, OutOfMemory, allocate_anew
+from trtmodel_worker.engines.base import CannotLoad, InvalidInput, OutOfMemory, allocate_anew
 from trtmodel_worker.engines.tensorrt import compat
 from trtmodel_worker.engines.tensorrt.device import Cuda, CudaError, Stream
 
@@ -204,6 +204,19 @@ def test_an_output_whose_shape_only_the_data_tells_is_answered_from_10_on_and_re
         assert np.array_equal(found, np.stack(np.nonzero(x)).astype(np.int32))
     assert lane.bind({"x": x}, allocate_anew) is None
     figures(shape=list(found.shape))
+
+
+def test_inputs_whose_shapes_do_not_fit_each_other_are_the_requests_fault_and_harm_nothing(figures):
+    lane = gpu_serving.load(gpu_models.sum_of_two()).create_lane()
+
+    def ones(x, z):
+        return {"x": np.ones((x, 16), np.float32), "z": np.ones((z, 16), np.float32)}
+
+    for _ in range(2):  # an internal error that comes again would end the process
+        with pytest.raises(InvalidInput) as seen:
+            lane.run(ones(2, 3), allocate_anew)
+        assert np.array_equal(lane.run(ones(3, 3), allocate_anew)["y"], np.full((3, 16), 2, np.float32))
+    figures(said=str(seen.value)[:600])
 
 
 def test_lack_of_memory_is_told_as_such_and_harms_nothing(magika, magika_engine, figures):

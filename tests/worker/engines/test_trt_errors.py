@@ -16,6 +16,10 @@ NO_PROFILE = (
     "setInputShape: Error Code 3: API Usage Error (Parameter check failed, condition: engineDims.d[i] == dims.d[i]. "
     "Runtime dimension does not satisfy any optimization profile"
 )
+NO_FIT = (
+    "[shapeMachine.cpp::executeContinuation::887] Error Code 7: Internal Error (sum: broadcast dimensions must be "
+    "conformable. Condition '==' violated: 2 != 3. Instruction: CHECK_EQUAL 2 3.)"
+)
 NO_ADDRESS = "Error Code 3: API Usage Error (Parameter check failed. Address is not set for input tensor x)"
 OTHER_VERSION = (
     "Error Code 1: Serialization (Serialization assertion stdVersionRead == serializationVersion failed. Version tag "
@@ -67,6 +71,8 @@ SEEN = [
     (Recoverable, told()),
     # the request, and the plan
     (InvalidInput, told((ARGUMENT, NO_PROFILE))),
+    (InvalidInput, told((INTERNAL, NO_FIT))),
+    (InvalidInput, told((INTERNAL, NO_FIT), repeated=True)),
     (CannotLoad, told(("FAILED_EXECUTION", OTHER_VERSION), loading=True)),
     (CannotLoad, told(("INVALID_CONFIG", OTHER_DEVICE), loading=True)),
     (CannotLoad, told(cuda=209)),

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+import json
 
 import numpy as np
 import pytest
-from trt_world import NEW, OLD, World, row_of
+from trt_world import NEW, OLD, World, X, Y, row_of
+from trtmodel_contract.identity import Profile, ShapeRange
 from trtmodel_worker.engines.base import (
     CannotLoad,
     DeviceLost,
@@ -299,6 +301,31 @@ def test_what_the_engine_does_not_take_is_the_requests_fault(new, inputs, said):
         lane.run(inputs, allocate_anew)
 
 
+def test_inputs_whose_shapes_do_not_fit_each_other_are_the_requests_fault_each_time(world):
+    profiles = (Profile({name: ShapeRange((1, 4), (1, 4), (8, 4)) for name in "xz"}),)
+    document = {
+        "factor": 2, "mode": "together", "inputs": [X, ["z", "FP32", [-1, 4]]], "outputs": [Y],
+        "profiles": [{name: [[1, 4], [1, 4], [8, 4]] for name in "xz"}],
+    }  # fmt: skip
+    lane = TensorRtRuntime().load(memoryview(json.dumps(document).encode()), profiles, 1).create_lane()
+    z = np.zeros((3, 4), np.float32)
+    for _ in range(2):
+        with pytest.raises(InvalidInput, match=r"no shape for inputs of these shapes.*shapeMachine"):
+            lane.run({**row_of(1, 2), "z": z}, allocate_anew)
+        assert np.array_equal(lane.run({**row_of(1, 3), "z": z}, allocate_anew)["y"], np.full((3, 4), 2, np.float32))
+
+
+def test_without_memory_for_the_run_that_a_graph_is_made_of_the_shape_runs_without_one(world):
+    lane = world.load().create_lane()
+    before = world.gpu.contexts
+    world.gpu.arm("memory")
+    bound = lane.bind(row_of(3), allocate_anew)
+    assert lane.captured == ()
+    assert world.gpu.contexts == before
+    assert bound.run()
+    assert np.array_equal(bound.outputs["y"], np.full((1, 4), 6, np.float32))
+
+
 @pytest.mark.parametrize("rows", [1, 5], ids=["graph", "plain"])
 @pytest.mark.parametrize(
     ("what", "expected"),
@@ -364,7 +391,6 @@ def test_bytes_that_are_no_plan_cannot_be_loaded(world):
 
 def test_an_engine_with_other_profiles_than_the_manifest_cannot_be_loaded(world):
     plan = world.plan(rows=((1, 2), (1, 4)))
-    from trtmodel_contract.identity import Profile, ShapeRange
 
     with pytest.raises(CannotLoad, match="2 profiles, the manifest says 1"):
         TensorRtRuntime().load(memoryview(plan), (Profile({"x": ShapeRange((1, 4), (1, 4), (2, 4))}),), 1)

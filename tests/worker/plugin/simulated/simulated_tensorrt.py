@@ -34,6 +34,9 @@ REFUSED = "Error Code 4: Internal Error (Engine deserialization failed.)"
 ILLEGAL = "Error Code 1: Cuda Runtime (an illegal memory access was encountered)"
 CUTENSOR = "Error Code 1: CuTensor (Internal cuTensor permutate execute failed)"
 CAPTURING = "Error Code 1: Cuda Runtime (operation not permitted when stream is capturing)"
+NO_FIT = (
+    "[shapeMachine.cpp::executeContinuation::887] Error Code 7: Internal Error (Condition '==' violated: %s != %s.)"
+)
 USAGE = "Error Code 3: API Usage Error (Parameter check failed: "
 
 
@@ -194,6 +197,9 @@ def tensorrt_module(gpu):
             if self._engine.behaviour.get("mode") == "nonzero":
                 return gpu.tells or self._told.get(name, spec)
             source = list(self._engine._inputs)[list(self._engine._outputs).index(name)]
+            if self._engine.behaviour.get("mode") == "together" and len(set(self._shapes.values())) > 1:
+                self.report(code.INTERNAL_ERROR, NO_FIT % tuple(self._shapes.values()))
+                raise ValueError("__len__() should return >= 0")  # as the bindings do for -1 dimensions
             if self._engine.behaviour.get("mode") == "mean":
                 return (self._shapes[source][0], *spec[1:])
             return self._shapes[source]

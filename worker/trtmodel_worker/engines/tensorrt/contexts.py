@@ -164,7 +164,12 @@ class Context:
             del self._context
 
     def _shape(self, name: str) -> Shape:
-        return tuple(int(size) for size in self._context.get_tensor_shape(name))
+        """Of an output. Where the inputs' shapes do not fit each other there is none: -1 dimensions, whose tuple the
+        bindings cannot make."""
+        try:
+            return tuple(int(size) for size in self._context.get_tensor_shape(name))
+        except ValueError as e:
+            raise self._failure(f"output {name!r} has no shape for inputs of these shapes") from e
 
     def _give_place(self, name: str) -> None:
         caps = compat.capabilities(self._loaded.trt)

@@ -57,9 +57,9 @@ def capture(loaded: Loaded, place: Workplace, profile: int, shapes: Shapes) -> G
         context.enqueue()  # the first run after a change of shapes prepares things that cannot be captured
         _wait(loaded, place)
         return Graph(loaded, context, _record(loaded, place, context), sizes)
-    except NotCaptured:
+    except (NotCaptured, OutOfMemory) as e:
         context.free()
-        raise
+        raise NotCaptured(str(e)) from e
 
 
 def _wait(loaded: Loaded, place: Workplace) -> None:
