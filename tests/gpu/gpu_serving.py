@@ -70,10 +70,13 @@ def search_path():
 
 
 class Served:
-    """A worker with the model's plan as its stable engine, and the same plan as another revision."""
+    """A worker with the model's plan as its stable engine, and the same plan as another revision. `apart`: it has
+    three quarters of the processors to itself and knows it, as a pod of whole CPUs does; clients have the others."""
 
-    def __init__(self, folder, model, engine, runtime="TensorRT", lanes=4, hosts=1, **environment):
-        self.folder, self.model = folder, model
+    def __init__(self, folder, model, engine, runtime="TensorRT", lanes=4, hosts=1, *, apart=False, **environment):
+        self.folder, self.model, self.apart = folder, model, apart
+        if apart:
+            environment["TRTMODEL_FRONT_CORE"] = "Own"
         self.operator, self.bucket = Operator(), Bucket(folder / "bucket")
         self.key = load_key(runtime)
         digests = [publish(self.bucket, model, engine, r, runtime) for r in (REVISION_1, REVISION_2)]
@@ -90,7 +93,8 @@ class Served:
     def __enter__(self):
         self.worker.point(self.engines[0], load_key=self.key)
         began = time.monotonic()
-        self.worker.start()
+        with processors(first=True) if self.apart else contextlib.nullcontext():
+            self.worker.start()
         eventually(self._ready, f"the worker is ready\n{self.worker.tail()}", READY_SECONDS)
         self.ready_seconds = time.monotonic() - began
         return self
@@ -134,7 +138,8 @@ class Served:
 
     def client(self, request, concurrency, seconds, pause=0.0, how=""):
         """A client that runs meanwhile; `result` waits for it."""
-        return start_client(self.worker.port, request, concurrency, seconds, pause, how)
+        with processors(first=False) if self.apart else contextlib.nullcontext():
+            return start_client(self.worker.port, request, concurrency, seconds, pause, how)
 
     def measure(self, request, concurrency, seconds, processes=1, how=""):
         """Percentiles and rate of clients that do nothing else."""
@@ -155,6 +160,19 @@ class Served:
             part: (_sum(text, f"{part}_seconds_sum"), _sum(text, f"{part}_seconds_count"))
             for part in ("queue", "compute", "request")
         }
+
+
+@contextlib.contextmanager
+def processors(first):
+    """What is started meanwhile runs on the first three quarters of the processors, or on the others."""
+    before = os.sched_getaffinity(0)
+    numbers = sorted(before)
+    cut = 3 * len(numbers) // 4
+    os.sched_setaffinity(0, numbers[:cut] if first else numbers[cut:])
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 def write_request(worker, folder, inputs, shared_memory):

@@ -41,13 +41,13 @@ def bare_rate(engine, rows, loops, seconds=1.0):
     return sum(counts) / seconds
 
 
-@pytest.mark.parametrize("core", ["Own", "Any"])
+@pytest.mark.parametrize("apart", [True, False], ids=["apart", "anywhere"])
 @pytest.mark.parametrize(("runtime", "limit"), [("TensorRT", 0.65), ("TensorRTPlain", 0.95)])
 def test_a_request_of_one_row_costs_little_more_than_its_run(
-    runtime, limit, core, tmp_path, resnet, resnet_engine, figures, bar
+    runtime, limit, apart, tmp_path, resnet, resnet_engine, figures, bar
 ):
-    """Where the front has a core of its own, and where the processes run wherever they come to."""
-    with gpu_serving.Served(tmp_path, resnet, resnet_engine, runtime, lanes=1, TRTMODEL_FRONT_CORE=core) as served:
+    """Where the worker has processors of its own, and where everything runs wherever it comes to."""
+    with gpu_serving.Served(tmp_path, resnet, resnet_engine, runtime, lanes=1, apart=apart) as served:
         found = {
             "ready_s": round(served.ready_seconds, 2),
             **{
@@ -60,7 +60,7 @@ def test_a_request_of_one_row_costs_little_more_than_its_run(
         assert np.array_equal(served.answers(1), expected)
     figures(**found)
     for how in (f"{kind}{name}" for kind in ("shared memory", "binary") for name, _ in WAYS):
-        where = f"{runtime}, front's core {core.lower()}"
+        where = f"{runtime}, {'processors of its own' if apart else 'anywhere'}"
         bar(f"round trip of one row, {where}, {how}, p50", found[how]["p50_ms"], limit, "ms")
         assert not found[how]["bad"]
 
@@ -192,14 +192,18 @@ def test_two_engines_share_one_gpu(tmp_path, resnet, resnet_engine, figures, bar
     assert not any(each["bad"] for each in found.values()), found
 
 
+@pytest.mark.parametrize("apart", [True, False], ids=["apart", "anywhere"])
 @pytest.mark.parametrize("warm", [True, False], ids=["warm connection", "new client"])
 @pytest.mark.parametrize("shared_memory", [True, False], ids=["shared memory", "binary"])
-def test_the_first_request_is_as_fast_as_later_ones(shared_memory, warm, tmp_path, resnet, resnet_engine, figures, bar):
+def test_the_first_request_is_as_fast_as_later_ones(
+    shared_memory, warm, apart, tmp_path, resnet, resnet_engine, figures, bar
+):
     """Of a worker that was never asked for an answer: by a client that is new as well, and by one that has asked for
     the worker's health on the same connection before."""
     firsts, parts = [], {}
     how = f"{'shared memory' if shared_memory else 'binary'}, {'warm connection' if warm else 'new client'}"
-    with gpu_serving.Served(tmp_path, resnet, resnet_engine, lanes=1) as served:
+    how += ", processors of its own" if apart else ", anywhere"
+    with gpu_serving.Served(tmp_path, resnet, resnet_engine, lanes=1, apart=apart) as served:
         request_file = served.request(1, shared_memory=shared_memory)
         time.sleep(1.0)
         for _ in range(FIRST_TRIES):
