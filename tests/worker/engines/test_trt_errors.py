@@ -17,8 +17,8 @@ NO_PROFILE = (
     "Runtime dimension does not satisfy any optimization profile"
 )
 NO_FIT = (
-    "[shapeMachine.cpp::executeContinuation::887] Error Code 7: Internal Error (sum: broadcast dimensions must be "
-    "conformable. Condition '==' violated: 2 != 3. Instruction: CHECK_EQUAL 2 3.)"
+    "[shapeMachine.cpp::executeContinuation::864] Error Code 7: Internal Error (sum: dimensions not compatible for "
+    "elementwise. Broadcast has incompatible dimensions: 2 != 3 && 2 != 1 && 3 != 1. Instruction: CHECK_BROADCAST 2 3.)"
 )
 NO_ADDRESS = "Error Code 3: API Usage Error (Parameter check failed. Address is not set for input tensor x)"
 OTHER_VERSION = (
@@ -71,7 +71,7 @@ SEEN = [
     (Recoverable, told()),
     # the request, and the plan
     (InvalidInput, told((ARGUMENT, NO_PROFILE))),
-    (InvalidInput, told((INTERNAL, NO_FIT))),
+    (InvalidInput, told(("FAILED_EXECUTION", NO_FIT))),
     (InvalidInput, told((INTERNAL, NO_FIT), repeated=True)),
     (CannotLoad, told(("FAILED_EXECUTION", OTHER_VERSION), loading=True)),
     (CannotLoad, told(("INVALID_CONFIG", OTHER_DEVICE), loading=True)),

@@ -301,16 +301,17 @@ def test_what_the_engine_does_not_take_is_the_requests_fault(new, inputs, said):
         lane.run(inputs, allocate_anew)
 
 
-def test_inputs_whose_shapes_do_not_fit_each_other_are_the_requests_fault_each_time(world):
+@pytest.mark.parametrize(("mode", "said"), [("together", "enqueue failed"), ("untold", "no shape for inputs of")])
+def test_inputs_whose_shapes_do_not_fit_each_other_are_the_requests_fault_each_time(world, mode, said):
     profiles = (Profile({name: ShapeRange((1, 4), (1, 4), (8, 4)) for name in "xz"}),)
     document = {
-        "factor": 2, "mode": "together", "inputs": [X, ["z", "FP32", [-1, 4]]], "outputs": [Y],
+        "factor": 2, "mode": mode, "inputs": [X, ["z", "FP32", [-1, 4]]], "outputs": [Y],
         "profiles": [{name: [[1, 4], [1, 4], [8, 4]] for name in "xz"}],
     }  # fmt: skip
     lane = TensorRtRuntime().load(memoryview(json.dumps(document).encode()), profiles, 1).create_lane()
     z = np.zeros((3, 4), np.float32)
     for _ in range(2):
-        with pytest.raises(InvalidInput, match=r"no shape for inputs of these shapes.*shapeMachine"):
+        with pytest.raises(InvalidInput, match=f"{said}.*shapeMachine"):
             lane.run({**row_of(1, 2), "z": z}, allocate_anew)
         assert np.array_equal(lane.run({**row_of(1, 3), "z": z}, allocate_anew)["y"], np.full((3, 4), 2, np.float32))
 

@@ -35,7 +35,8 @@ ILLEGAL = "Error Code 1: Cuda Runtime (an illegal memory access was encountered)
 CUTENSOR = "Error Code 1: CuTensor (Internal cuTensor permutate execute failed)"
 CAPTURING = "Error Code 1: Cuda Runtime (operation not permitted when stream is capturing)"
 NO_FIT = (
-    "[shapeMachine.cpp::executeContinuation::887] Error Code 7: Internal Error (Condition '==' violated: %s != %s.)"
+    "[shapeMachine.cpp::executeContinuation::864] Error Code 7: Internal Error (y: dimensions not compatible for "
+    "elementwise. Instruction: CHECK_BROADCAST)"
 )
 USAGE = "Error Code 3: API Usage Error (Parameter check failed: "
 
@@ -197,12 +198,16 @@ def tensorrt_module(gpu):
             if self._engine.behaviour.get("mode") == "nonzero":
                 return gpu.tells or self._told.get(name, spec)
             source = list(self._engine._inputs)[list(self._engine._outputs).index(name)]
-            if self._engine.behaviour.get("mode") == "together" and len(set(self._shapes.values())) > 1:
-                self.report(code.INTERNAL_ERROR, NO_FIT % tuple(self._shapes.values()))
+            if self._engine.behaviour.get("mode") == "untold" and self._unfit:
+                self.report(code.FAILED_EXECUTION, NO_FIT)
                 raise ValueError("__len__() should return >= 0")  # as the bindings do for -1 dimensions
             if self._engine.behaviour.get("mode") == "mean":
                 return (self._shapes[source][0], *spec[1:])
             return self._shapes[source]
+
+        @property
+        def _unfit(self):
+            return len(set(self._shapes.values())) > 1
 
         def set_tensor_address(self, name, address):
             self._addresses[name] = address
@@ -222,6 +227,9 @@ def tensorrt_module(gpu):
             assert len(self._shapes) == len(engine._inputs)
             if missing:
                 self.report(code.INVALID_ARGUMENT, f"enqueueV3: {USAGE}Address is not set for {missing})")
+                return False
+            if engine.behaviour.get("mode") == "together" and self._unfit:
+                self.report(code.FAILED_EXECUTION, NO_FIT)
                 return False
             if gpu.sticky:
                 self.report(code.UNSPECIFIED_ERROR, CUTENSOR)

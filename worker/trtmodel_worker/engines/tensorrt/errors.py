@@ -43,7 +43,7 @@ _STICKY_TEXT = re.compile(
 _MEMORY_TEXT = re.compile(r"out of memory|OutOfMemory|could not be allocated", re.IGNORECASE)
 _INPUT_TEXT = re.compile(
     r"does not satisfy any optimization profile|dimension.{0,80}(profile|range)|engine dimension|"
-    r"shapeMachine|Instruction: CHECK_",  # shapes of several inputs that do not fit each other: INTERNAL_ERROR
+    r"shapeMachine|Instruction: CHECK_",  # shapes of several inputs that do not fit each other: FAILED_EXECUTION
     re.IGNORECASE,
 )
 _OUR_TEXT = re.compile(r"Address is not set|invalid resource handle", re.IGNORECASE)
