@@ -36,6 +36,7 @@ from trtmodel_operator.adapters.models import KeptModels
 from trtmodel_operator.adapters.pacing import Pace
 from trtmodel_operator.adapters.progress import HttpProgress
 from trtmodel_operator.adapters.prometheus import Prometheus
+from trtmodel_operator.adapters.refusals import EventRefusals
 from trtmodel_operator.adapters.signing import SigningKeyError, installation_id, load_or_create
 from trtmodel_operator.adapters.webhooks import Webhooks
 from trtmodel_operator.adapters.workers import HttpWorkers
@@ -202,6 +203,7 @@ async def run(settings: Settings) -> None:
             metrics,
             settings.worker_image,
             progress=progress,
+            refusals=EventRefusals(api),
             keys=rotation,
             inquiries=inquiries,
             job_policy=job_policy,

@@ -110,6 +110,14 @@ class Workers(Protocol):
         ...
 
 
+class Refusals(Protocol):
+    """What Kubernetes says of Jobs that get no pod."""
+
+    async def why(self, namespace: str, uid: str) -> str:
+        """Why no pod of the Job can be made, as it was told last; '' if nothing was told. Raises ClusterError."""
+        ...
+
+
 class Progress(Protocol):
     """The port on which a Job says how far it is."""
 

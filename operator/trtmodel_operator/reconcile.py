@@ -47,6 +47,7 @@ from trtmodel_operator.ports import (
     KeyWatch,
     Metrics,
     Progress,
+    Refusals,
     Signer,
     Turns,
     WorkerError,
@@ -79,6 +80,7 @@ class Reconciler:
     default_image: str
     decide: Callable[[Observed], Decision] = decide
     progress: Progress | None = None
+    refusals: Refusals | None = None
     keys: KeyWatch | None = None
     inquiries: Inquiries | None = None
     job_policy: manifests.JobPolicy = NO_POLICY
@@ -113,6 +115,7 @@ class Reconciler:
             default_image=self.default_image,
             now=self.clock.now(),
             progress=self.progress,
+            refusals=self.refusals,
             cluster=self.installation,
             answers=self.inquiries.answers(key) if self.inquiries is not None else (),
         )

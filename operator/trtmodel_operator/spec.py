@@ -194,6 +194,7 @@ def _target(node: Node, gpus: int) -> Target:
         gpus=node.whole("gpus", gpus, 0),
         node_selector=node.texts("nodeSelector"),
         tolerations=tuple(t.value for t in node.items("tolerations")),
+        runtime_class=node.text("runtimeClassName"),
     )
 
 

@@ -83,6 +83,7 @@ def release(helm: Helm, cluster_environment: Mapping[str, str]) -> Iterator[Rele
         ("patch", "services"),
         ("patch", "configmaps"),
         ("list", "pods"),
+        ("list", "events.events.k8s.io"),
         ("create", "events.events.k8s.io"),
         ("patch", "events.events.k8s.io"),
     ],

@@ -41,6 +41,7 @@ CASES = [
     Case("a profile with eight dimensions", {"engine.profiles": [{"inputs": {"x": {k: [2] * 8 for k in SHAPES}}}]}),
     Case("a target by node label", {"targets": [{"name": "cpu", "nodeSelector": {"pool": "cpu"}}]}),
     Case("a target that wants no GPU", {"targets": [{"name": "cpu", "gpu": "", "gpus": 0}]}),
+    Case("a target with a RuntimeClass", {"targets": [{"name": "x", "runtimeClassName": "nvidia-cdi"}]}),
     Case("a target that tolerates", {"targets": [{"name": "x", "tolerations": [{"operator": "Exists"}]}]}),
     Case("two targets", {"targets": [{"name": "old", "nodeSelector": {"isa": "avx2"}}, {"name": "new"}],
                          "rollout.onTargetFailure": "Hold"}),

@@ -142,6 +142,8 @@ TARGETS = [
     no("two GPUs for a worker", {"targets": [{"name": "a", "gpus": 2}]}, "spec.targets[0].gpus"),
     no("a GPU that is no label", {"targets": [{"name": "a", "gpu": "NVIDIA A10"}]},
        'gpu "NVIDIA A10" is not the value of a label: copy it from kubectl get nodes -L nvidia.com/gpu.product'),
+    no("a RuntimeClass of no name", {"targets": [{"name": "a", "runtimeClassName": "NVIDIA"}]},
+       'runtimeClassName "NVIDIA" is not the name of a RuntimeClass: see kubectl get runtimeclasses'),
     no("an unknown operator", {"targets": [{"name": "a", "tolerations": [{"operator": "In"}]}]}, "supported values"),
     no("an unknown effect", {"targets": [{"name": "a", "tolerations": [{"effect": "Nope"}]}]}, "supported values"),
 ]  # fmt: skip

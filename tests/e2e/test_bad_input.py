@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -19,6 +20,7 @@ BEHIND = "s3-down"  # reaches S3 by a Service that we can take away
 NEW = {"uri": f"s3://{MODELS}/tiny/b.onnx"}
 ROW = sources.samples(1)[0].tolist()
 FAILED_SECONDS = 90
+RUNTIME_CLASS = "e2e-nobody-made-it"
 INT8 = {
     "runtime": "ONNXRuntime",
     "precision": "INT8",
@@ -144,6 +146,17 @@ CASES = (
         ("didn't match Pod's node affinity/selector", "spec.build.nodeSelector"),
         stuck=True,
     ),
+    Case(
+        "runtime-class-missing",
+        {
+            "targets": [{"name": "default", "runtimeClassName": RUNTIME_CLASS}],
+            "storage": {"prefix": f"nobody-built-{uuid.uuid4().hex[:8]}"},  # so that there is something to build
+        },
+        "FailedCreate",
+        (f'RuntimeClass "{RUNTIME_CLASS}" not found', "spec.targets"),
+        stuck=True,
+        alone=True,
+    ),
 )
 
 
@@ -242,6 +255,18 @@ def test_a_job_without_a_node_goes_on_when_the_selector_is_corrected(applied: Wo
     applied.kubectl("patch", "trtmodel", name, "--type=merge", "-p", '{"spec": {"build": {"nodeSelector": null}}}')
     applied.wait_ready(name, 60)
     assert not waits.keys() & applied.jobs(name).keys()
+
+
+def test_what_a_missing_runtime_class_held_up_goes_on_when_there_is_one(applied: World) -> None:
+    name = "runtime-class-missing"
+    applied.wait_condition(name, "Progressing", "False", "FailedCreate", FAILED_SECONDS)
+    made = {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": RUNTIME_CLASS}}
+    try:
+        applied.apply({**made, "handler": "runc"})
+        applied.wait_ready(name, 150)
+        assert {worker["spec"]["runtimeClassName"] for worker in applied.workers(name)} == {RUNTIME_CLASS}
+    finally:
+        applied.kubectl("delete", "runtimeclass", RUNTIME_CLASS, "--ignore-not-found")
 
 
 def test_wrong_credentials_are_told_and_corrected_ones_are_used(applied: World) -> None:

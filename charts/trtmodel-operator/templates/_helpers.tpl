@@ -224,6 +224,7 @@ none. Each verb is a call in operator/trtmodel_operator/adapters; a test compare
 - apiGroups: [events.k8s.io]
   resources: [events]
   verbs:
+  - list  # why no pod of a Job can be made
   - create  # what people see with kubectl describe
   - patch  # how often it was told, where it is told again soon
 {{- end -}}

@@ -124,21 +124,28 @@ class Api:
             raise
 
     async def list_all(
-        self, path: str, selector: str = "", keep: Callable[[Json], Json | None] = lambda item: item
+        self,
+        path: str,
+        selector: str = "",
+        keep: Callable[[Json], Json | None] = lambda item: item,
+        *,
+        fields: str = "",
     ) -> list[Json]:
-        """All pages. A list whose continuation expired in the middle is read again from its start, once. `keep` says
-        what to keep of each item, so that thousands are never held whole; None: nothing."""
+        """All pages, of what has these labels and `fields`. A list whose continuation expired in the middle is read
+        again from its start, once. `keep` says what to keep of each item, so that thousands are never held whole; None:
+        nothing."""
         try:
-            return await self._all_pages(path, selector, keep)
+            return await self._all_pages(path, selector, fields, keep)
         except ClusterError as e:
             if e.status != 410:
                 raise
-        return await self._all_pages(path, selector, keep)
+        return await self._all_pages(path, selector, fields, keep)
 
-    async def pages(self, path: str, selector: str = "") -> AsyncIterator[Page]:
+    async def pages(self, path: str, selector: str = "", fields: str = "") -> AsyncIterator[Page]:
         """One after the other, so that a long list is never held as a whole. Raises ClusterError, with status 410 if
         the continuation expired."""
-        query = {"limit": str(PAGE)} | ({"labelSelector": selector} if selector else {})
+        selectors = {"labelSelector": selector, "fieldSelector": fields}
+        query = {"limit": str(PAGE)} | {name: value for name, value in selectors.items() if value}
         while True:
             page = await self._read(path, query)
             meta = page.get("metadata") or {}
@@ -233,8 +240,11 @@ class Api:
             if e.status != 404:
                 raise
 
-    async def _all_pages(self, path: str, selector: str, keep: Callable[[Json], Json | None]) -> list[Json]:
-        return [kept async for page in self.pages(path, selector) for i in page.items if (kept := keep(i)) is not None]
+    async def _all_pages(
+        self, path: str, selector: str, fields: str, keep: Callable[[Json], Json | None]
+    ) -> list[Json]:
+        pages = self.pages(path, selector, fields)
+        return [kept async for page in pages for i in page.items if (kept := keep(i)) is not None]
 
     async def _write(
         self,

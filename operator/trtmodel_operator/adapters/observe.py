@@ -21,6 +21,7 @@ from trtmodel_contract.signing import KeySet
 from trtmodel_operator import manifests
 from trtmodel_operator import spec as specs
 from trtmodel_operator.adapters.cluster import FINALIZER, owner_uid, owner_uids
+from trtmodel_operator.adapters.refusals import FAILED_CREATE
 from trtmodel_operator.adapters.troubles import container_states, death_of, shortened, trouble_of
 from trtmodel_operator.fields import SpecError
 from trtmodel_operator.model import (
@@ -36,9 +37,10 @@ from trtmodel_operator.model import (
     ObservedWorkload,
     Spec,
 )
-from trtmodel_operator.ports import Json, Progress, Signer, WorkerError, Workers
+from trtmodel_operator.ports import ClusterError, Json, Progress, Refusals, Signer, WorkerError, Workers
 
 ANNOTATION_COMMAND = "trtmodel.io/command"
+POD_SECONDS = 3.0  # after which a Job without a pod is asked about
 
 log = logging.getLogger(__name__)
 
@@ -52,18 +54,20 @@ async def observe(
     default_image: str,
     now: float,
     progress: Progress | None = None,
+    refusals: Refusals | None = None,
     cluster: str = "",
     answers: tuple[Answer, ...] = (),
 ) -> Observed:
-    """`raw` and `children` as the API server gave them. Asks every running worker for its report, and every running Job
-    for its progress, in parallel."""
+    """`raw` and `children` as the API server gave them. Asks every running worker for its report, every running Job for
+    its progress, and the cluster why a Job has no pod, in parallel."""
     meta = raw["metadata"]
     model = ModelRef(meta["namespace"], meta["name"], meta["uid"])
     spec, spec_error = _spec(raw)
     own = {kind: [c for c in items if _is_of(c, model)] for kind, items in children.items()}
     pods = children.get("Pod", ())
     seen_workers, seen_jobs = await asyncio.gather(
-        _workers([p for p in pods if _is_worker_of(p, model)], workers), _jobs(own.get("Job", ()), pods, progress)
+        _workers([p for p in pods if _is_worker_of(p, model)], workers),
+        _jobs(own.get("Job", ()), pods, progress, refusals, now),
     )
     return Observed(
         now=now,
@@ -132,20 +136,31 @@ def _spec(raw: Json) -> tuple[Spec | None, str]:
 # ---------------------------------------------------------------------------------------------------------------
 
 
-async def _jobs(raw: Sequence[Json], pods: Sequence[Json], progress: Progress | None) -> tuple[ObservedJob, ...]:
+async def _jobs(
+    raw: Sequence[Json], pods: Sequence[Json], progress: Progress | None, refusals: Refusals | None, now: float
+) -> tuple[ObservedJob, ...]:
     async def one(raw_job: Json) -> ObservedJob | None:
         mine = _pods_of(raw_job, pods)
         job = _job(raw_job, mine)
-        ip = _running_at(mine[0]) if mine else ""
-        if job is None or progress is None or job.state is not JobState.RUNNING or not ip:
+        if job is None or job.state is not JobState.RUNNING:
             return job
         try:
-            return dataclasses.replace(job, progress=await progress.ask(ip))
-        except WorkerError as e:
-            log.debug("progress of Job %s: %s", job.name, e)
-            return job
+            if progress is not None and mine and (ip := _running_at(mine[0])):
+                return dataclasses.replace(job, progress=await progress.ask(ip))
+            if refusals is not None and not mine and _is_awaited(job, now):
+                meta = raw_job["metadata"]
+                why = await refusals.why(meta["namespace"], meta["uid"])
+                return dataclasses.replace(job, trouble=FAILED_CREATE, message=why) if why else job
+        except (WorkerError, ClusterError) as e:
+            log.debug("Job %s: %s", job.name, e)
+        return job
 
     return tuple(job for job in await asyncio.gather(*map(one, raw)) if job is not None)
+
+
+def _is_awaited(job: ObservedJob, now: float) -> bool:
+    """Whether it should have a pod by now."""
+    return not job.suspended and job.made_at is not None and now - job.made_at >= POD_SECONDS
 
 
 def _pods_of(job: Json, pods: Sequence[Json]) -> list[Json]:

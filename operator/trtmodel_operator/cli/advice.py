@@ -156,6 +156,10 @@ WAITS: Mapping[str, Advice] = {
     "Unschedulable": Advice(
         "No node takes the pod.", "Add such a node, free one, or change `spec.targets` and `build.nodeSelector`."
     ),
+    "FailedCreate": Advice(
+        "No pod of a Job can be made.",
+        "The message quotes why: raise the quota, or correct `spec.targets`, `build.resources` or `serving.pod`.",
+    ),
     "ImagePullBackOff": Advice(
         "The image cannot be pulled.", "Check its name, the registry and `serving.pod.imagePullSecrets`."
     ),

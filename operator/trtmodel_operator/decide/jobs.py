@@ -33,6 +33,7 @@ _WAYS_OUT = {
     "DeadlineExceeded": "raise spec.build.deadline, or find out what it waited for",
     "Unschedulable": "add such a node, or change spec.targets or spec.build.nodeSelector",
     "ImagePullBackOff": "check the image's name and spec.serving.pod.imagePullSecrets",
+    "FailedCreate": "raise the quota, or correct what it names: spec.targets, spec.build.resources or spec.serving.pod",
     "Evicted": "give the node room, or lower what spec.build.resources asks for",
 }
 _AGAIN = "then change the spec, or use the command retry"
@@ -139,6 +140,7 @@ def build_name(turn: Turn, target: Target, resolved: Resolved, load_key: str = "
     the Job brings and not the Job. `made_by`: another image than the workers have."""
     task = {name: value for name, value in encode(build_task(turn, resolved)).items() if name not in _OWN}
     place = [target.gpu, target.gpus, target.node_selector, target.tolerations, load_key]
+    place += [target.runtime_class] if target.runtime_class else []  # Jobs from before there was one keep their names
     question = canonical([task, encode(place)]).decode()
     again = (str(turn.memory.attempt), str(turn.memory.resolve_counter))
     return f"build-{resolved.revision}-{short_hash(question, _image(turn, made_by), _pod(turn), *again)}"

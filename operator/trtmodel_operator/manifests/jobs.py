@@ -139,6 +139,7 @@ def _pod(spec: Spec, create: CreateJob, policy: JobPolicy, container: Manifest) 
             tolerations=[*(create.target.tolerations if building else ()), *spec.build.tolerations],
             affinity=_on(create.nodes),
             priorityClassName=policy.priority_class,
+            runtimeClassName=create.target.runtime_class if building else "",
         ),
     }
 

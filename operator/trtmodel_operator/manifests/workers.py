@@ -56,6 +56,7 @@ def _chosen_inputs(model: ModelRef, spec: Spec, apply: ApplyWorkload) -> Manifes
         gpus=target.gpus,
         nodeSelector=target.node_selector,
         tolerations=target.tolerations,
+        runtimeClass=target.runtime_class,
         credentialsSecret=spec.credentials_secret,
         runtime=spec.engine.runtime,
         contexts=spec.serving.contexts,
@@ -168,6 +169,7 @@ def _worker_pod(model: ModelRef, spec: Spec, apply: ApplyWorkload, settings: Map
             tolerations=list(apply.target.tolerations),
             affinity=settings.get("affinity"),
             priorityClassName=settings.get("priorityClassName"),
+            runtimeClassName=apply.target.runtime_class,
         ),
     }
 

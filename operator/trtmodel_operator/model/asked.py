@@ -22,13 +22,15 @@ class CalibrationSpec:
 
 @dataclass(frozen=True)
 class Target:
-    """A kind of node that the model must run on. `gpu` selects the label nvidia.com/gpu.product; '' = any node."""
+    """A kind of node that the model must run on. `gpu` selects the label nvidia.com/gpu.product; '' = any node.
+    `runtime_class`: of its workers and builds; '' = the node's default runtime."""
 
     name: str
     gpu: str = ""
     gpus: int = 0
     node_selector: Mapping[str, str] = field(default_factory=dict)
     tolerations: tuple[Mapping[str, object], ...] = ()
+    runtime_class: str = ""
 
 
 @dataclass(frozen=True)

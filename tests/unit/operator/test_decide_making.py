@@ -102,6 +102,7 @@ def test_what_decides_neither_engine_nor_figures_nor_place_is_no_other_job(chang
         {"storage__credentialsSecret": "mine"},
         {"build__resources": {"limits": {"memory": "9Gi"}}},
         {"targets": [{"name": "default", "nodeSelector": {"zone": "b"}}]},
+        {"targets": [{"name": "default", "runtimeClassName": "nvidia"}]},
         {"serving__image": "worker:2"},
     ],
 )

@@ -37,7 +37,8 @@ ANOTHER_VERSION = {
 
 def written() -> Json:
     spec: Json = yaml.safe_load(EVERY_FIELD.read_text())["spec"]
-    spec["targets"][0] |= {"gpu": "NVIDIA-A10", "gpus": 1}  # which the example leaves out: its engine runs on CPUs
+    # which the example leaves out: its engine runs on CPUs
+    spec["targets"][0] |= {"gpu": "NVIDIA-A10", "gpus": 1, "runtimeClassName": "nvidia"}
     return spec
 
 
@@ -133,6 +134,7 @@ def test_deployments_that_differ_have_fingerprints_that_differ() -> None:
         "targets.gpus",
         "targets.nodeSelector.kubernetes.io/arch",
         "targets.tolerations.key",
+        "targets.runtimeClassName",
         "serving.image",
         "serving.hosts",
         "serving.contexts",

@@ -21,6 +21,7 @@ GPU = {
         {
             "name": "a10",
             "gpu": "NVIDIA-A10",
+            "runtimeClassName": "nvidia",
             "nodeSelector": {"zone": "b"},
             "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}],
         }
@@ -169,8 +170,9 @@ def test_only_the_build_takes_a_gpu_and_goes_where_the_workers_go() -> None:
     assert container(built)["resources"]["limits"]["nvidia.com/gpu"] == "1"
     assert pod(built)["nodeSelector"] == {"nvidia.com/gpu.product": "NVIDIA-A10", "zone": "b"}
     assert pod(built)["tolerations"] == [{"key": "nvidia.com/gpu", "operator": "Exists"}]
+    assert pod(built)["runtimeClassName"] == "nvidia"
     assert "nvidia.com/gpu" not in container(resolved)["resources"]["limits"]
-    assert "nodeSelector" not in pod(resolved)
+    assert not {"nodeSelector", "runtimeClassName"} & pod(resolved).keys()
 
 
 def test_a_jobs_pod_is_no_worker() -> None:
