@@ -38,6 +38,7 @@ from free_ports import free_port  # noqa: E402
 from overhead import children_seconds, cpu_seconds  # noqa: E402
 from trtmodel_contract.manifest import TensorSpec  # noqa: E402
 from trtmodel_worker.gateway import inference_pb2 as pb  # noqa: E402
+from trtmodel_worker.slices import FRONT_SECONDS, ask_for_slices  # noqa: E402
 from worker_harness import (  # noqa: E402
     PLUGIN,
     REVISION_1,
@@ -127,7 +128,15 @@ class Bench:
             process.wait(60)
 
     def http(self) -> tuple[float, float]:
-        """(p50, p99) in ms."""
+        """(p50, p99) in ms. On a machine of its own the client would not wait for the gateway's slice to end (3 ms),
+        so here it interrupts it."""
+        ask_for_slices(FRONT_SECONDS)
+        try:
+            return self._http()
+        finally:
+            ask_for_slices(0.0)  # what is started later has the kernel's
+
+    def _http(self) -> tuple[float, float]:
         body, headers = binary_fp32([0.5] * WIDTH, [1, WIDTH], parameters={"binary_data_output": True})
         headers = {k.replace("_", "-"): v for k, v in headers.items()}
         connection = HTTPConnection("127.0.0.1", self.worker.port)
