@@ -203,6 +203,10 @@ def _degraded(seen: Observed, decision: Decision) -> Condition:
                 failed = engine.reason if engine.state is EngineState.FAILED else ""  # AccessDenied and the like
                 reason = reasons.STANDBY_MISSING if engine.role is Role.STANDBY else failed or reasons.HOST_DOWN
                 return Condition(DEGRADED, "True", reason, f"{engine.role.value} engine of {worker.pod}: {why}")
+    refused = next((w for w in seen.workloads if w.trouble and w.platform == _platform(decision)), None)
+    if refused is not None:
+        message = f"{len(serving)} of {wanted} workers serve; no pod of Deployment {refused.name} can be made: "
+        return Condition(DEGRADED, "True", refused.trouble, message + refused.message)
     if len(serving) < wanted:
         message = f"{len(serving)} of {wanted} workers serve"
         return Condition(DEGRADED, "True", reasons.WORKERS_MISSING, message)
@@ -212,6 +216,11 @@ def _degraded(seen: Observed, decision: Decision) -> Condition:
         message = f"{facts.names(other)} do not serve what they should yet"
         return Condition(DEGRADED, "True", reasons.OTHER_ENGINE, message)
     return Condition(DEGRADED, "False", reasons.AS_ASKED, f"{len(serving)} of {wanted} workers serve")
+
+
+def _platform(decision: Decision) -> str:
+    """That of the workers that serve; what is on trial is told by the rollout's own words."""
+    return decision.memory.platform.hash if decision.memory.platform is not None else ""
 
 
 _CONDITIONS = (_available, _ready, _reconciling, _stalled, _built, _verified, _progressing, _degraded)

@@ -114,7 +114,8 @@ class Refusals(Protocol):
     """What Kubernetes says of Jobs that get no pod."""
 
     async def why(self, namespace: str, uid: str) -> str:
-        """Why no pod of the Job can be made, as it was told last; '' if nothing was told. Raises ClusterError."""
+        """Why no pod of the Job can be made, as it was told last; '' if nothing was told, or it cannot be had soon: it
+        is news for people, never waited for."""
         ...
 
 

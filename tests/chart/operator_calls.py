@@ -13,6 +13,7 @@ import pytest
 from trtmodel_operator import main
 from trtmodel_operator.adapters.api import Api, resource_of
 from trtmodel_operator.adapters.cluster import _CHILDREN, KubernetesCluster
+from trtmodel_operator.adapters.refusals import EventRefusals
 from trtmodel_operator.ports import ClusterError, Conflict, Json
 
 Right = tuple[str, str, str]  # API group, resource, verb
@@ -135,6 +136,7 @@ async def _called() -> set[Right]:
         model = child("TRTModel")
         for _ in range(2):  # the second time it is counted
             await cluster.post_event(model, "Reason", "message", warning=False)
+        await EventRefusals(cast("Api", api)).why("ml", "u")
         await cluster.close()
         rights |= api.rights
     return rights

@@ -147,6 +147,8 @@ def test_rollouts_need_every_verb_of_the_chart_and_are_refused_nothing(
         operator.until(ready(plane, "one", "two", "gone"), PLENTY)
         put(plane, "one", "held/c")  # a target leaves, and the build of the next source is left in the middle
         operator.until(lambda: building(plane), PLENTY)
+        lists = ("events.k8s.io", "events", "list")  # nobody makes that Job a pod, which the operator asks about
+        operator.until(lambda: lists in audited(folder / "audit.log")[0], PLENTY)
         put(plane, "one", "d")
         operator.until(ready(plane, "one"), PLENTY)
         before = keys(plane)

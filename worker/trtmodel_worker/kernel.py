@@ -13,7 +13,7 @@ import os
 SEAL_SEAL, SEAL_SHRINK, SEAL_GROW, SEAL_WRITE = 1, 2, 4, 8  # linux/fcntl.h
 _ADD_SEALS = 1033
 _CLOSED_ON_EXEC, _SEALABLE = 1, 2  # linux/memfd.h
-_PIDFD_OPEN = 434  # of every machine
+_PIDFD_OPEN = 434  # of x86-64 and ARM alike
 
 
 def memory_file(name: str) -> int:

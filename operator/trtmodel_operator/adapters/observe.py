@@ -37,7 +37,7 @@ from trtmodel_operator.model import (
     ObservedWorkload,
     Spec,
 )
-from trtmodel_operator.ports import ClusterError, Json, Progress, Refusals, Signer, WorkerError, Workers
+from trtmodel_operator.ports import Json, Progress, Refusals, Signer, WorkerError, Workers
 
 ANNOTATION_COMMAND = "trtmodel.io/command"
 POD_SECONDS = 3.0  # after which a Job without a pod is asked about
@@ -151,8 +151,8 @@ async def _jobs(
                 meta = raw_job["metadata"]
                 why = await refusals.why(meta["namespace"], meta["uid"])
                 return dataclasses.replace(job, trouble=FAILED_CREATE, message=why) if why else job
-        except (WorkerError, ClusterError) as e:
-            log.debug("Job %s: %s", job.name, e)
+        except WorkerError as e:
+            log.debug("progress of Job %s: %s", job.name, e)
         return job
 
     return tuple(job for job in await asyncio.gather(*map(one, raw)) if job is not None)

@@ -157,7 +157,7 @@ WAITS: Mapping[str, Advice] = {
         "No node takes the pod.", "Add such a node, free one, or change `spec.targets` and `build.nodeSelector`."
     ),
     "FailedCreate": Advice(
-        "No pod of a Job can be made.",
+        "No pod of a Job, or no further worker, can be made.",
         "The message quotes why: raise the quota, or correct `spec.targets`, `build.resources` or `serving.pod`.",
     ),
     "ImagePullBackOff": Advice(

@@ -23,7 +23,8 @@ import generate  # noqa: E402 - found by the line above
 STAGES = {Stage.RESOLVING.value, Stage.BUILDING.value}  # of a Job that runs: its stage is the reason
 OWN = STAGES | {value for name, value in vars(reasons).items() if name.isupper()}
 JOBS = {reason.value for reason in Reason}
-CLUSTER = {"Unschedulable", "ImagePullBackOff", "OOMKilled", "DeadlineExceeded", "CrashLoopBackOff", "Evicted"}
+CLUSTER = {"Unschedulable", "ImagePullBackOff", "OOMKilled", "DeadlineExceeded", "CrashLoopBackOff", "Evicted",
+           "FailedCreate"}  # fmt: skip
 WORKERS = {"SignatureInvalid", "NotStarted", "HostNotStarted", "FetchTimeout", "StorageStuck", DEVICE_LOST}
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md")), *sorted((ROOT / "examples").rglob("*.md"))]
 LINK = re.compile(r"\]\(([^)\s]+)\)")

@@ -229,12 +229,31 @@ def test_pods_that_are_not_ready_and_cannot_be_asked_serve_nothing() -> None:
         (lambda s: with_worker(s, "w1", ready=False), "WorkersMissing"),
         (lambda s: with_engine(s, "w1", A, state=EngineState.DOWN, message="host died"), "EngineHostDown"),
         (lambda s: without(s, "w1"), "WorkersMissing"),
+        (lambda s: without_quota(s), "FailedCreate"),
+        (lambda s: without_quota(without(s, "w1")), "FailedCreate"),
     ],
 )
 def test_something_serves_but_not_as_asked(damage: Any, reason: str) -> None:
     found = condition(damage(serving(A)), "Degraded")
     assert (found["status"], found["reason"]) == (T, reason)
     assert status(damage(serving(A)))["phase"] != "Serving"
+
+
+def without_quota(seen: Scene) -> Scene:
+    """The Deployment cannot replace a worker, or make one of another kind."""
+    (workload,) = seen.workloads
+    return replace(seen, workloads=(replace(workload, trouble="FailedCreate", message="exceeded quota: gpus"),))
+
+
+def test_workers_that_cannot_be_made_are_told_with_who_refuses_them_and_not_as_another_platforms() -> None:
+    seen = without_quota(serving(A))
+    message = condition(seen, "Degraded")["message"]
+    assert (
+        message
+        == f"4 of 4 workers serve; no pod of Deployment {seen.workloads[0].name} can be made: exceeded quota: gpus"
+    )
+    other = replace(seen, workloads=(replace(seen.workloads[0], platform="another"),))
+    assert condition(other, "Degraded")["reason"] != "FailedCreate"
 
 
 def test_a_worker_that_does_not_obey_is_degraded_but_not_in_the_pass_that_tells_it() -> None:

@@ -20,6 +20,10 @@ NO_FIT = (
     "[shapeMachine.cpp::executeContinuation::864] Error Code 7: Internal Error (sum: dimensions not compatible for "
     "elementwise. Broadcast has incompatible dimensions: 2 != 3 && 2 != 1 && 3 != 1. Instruction: CHECK_BROADCAST 2 3.)"
 )
+NO_RESHAPE = (
+    "[shapeMachine.cpp::executeContinuation::905] Error Code 7: Internal Error (reshape: reshape would change volume. "
+    "Instruction: RESHAPE_ZERO_IS_PLACEHOLDER {2 8} {3 -1}.)"
+)
 NO_ADDRESS = "Error Code 3: API Usage Error (Parameter check failed. Address is not set for input tensor x)"
 OTHER_VERSION = (
     "Error Code 1: Serialization (Serialization assertion stdVersionRead == serializationVersion failed. Version tag "
@@ -71,8 +75,10 @@ SEEN = [
     (Recoverable, told()),
     # the request, and the plan
     (InvalidInput, told((ARGUMENT, NO_PROFILE))),
-    (InvalidInput, told(("FAILED_EXECUTION", NO_FIT))),
-    (InvalidInput, told((INTERNAL, NO_FIT), repeated=True)),
+    (InvalidInput, told(("FAILED_EXECUTION", NO_FIT), inputs=2)),
+    (InvalidInput, told((INTERNAL, NO_FIT), inputs=2, repeated=True)),
+    (Recoverable, told(("FAILED_EXECUTION", NO_FIT))),  # of one input: the engine's own shapes do not fit
+    (Recoverable, told(("FAILED_EXECUTION", NO_RESHAPE), inputs=2)),
     (CannotLoad, told(("FAILED_EXECUTION", OTHER_VERSION), loading=True)),
     (CannotLoad, told(("INVALID_CONFIG", OTHER_DEVICE), loading=True)),
     (CannotLoad, told(cuda=209)),

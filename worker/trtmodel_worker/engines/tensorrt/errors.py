@@ -42,10 +42,9 @@ _STICKY_TEXT = re.compile(
 )
 _MEMORY_TEXT = re.compile(r"out of memory|OutOfMemory|could not be allocated", re.IGNORECASE)
 _INPUT_TEXT = re.compile(
-    r"does not satisfy any optimization profile|dimension.{0,80}(profile|range)|engine dimension|"
-    r"shapeMachine|Instruction: CHECK_",  # shapes of several inputs that do not fit each other: FAILED_EXECUTION
-    re.IGNORECASE,
+    r"does not satisfy any optimization profile|dimension.{0,80}(profile|range)|engine dimension", re.IGNORECASE
 )
+_FIT_TEXT = re.compile(r"Instruction: CHECK_")  # what of shapes is only seen in a run. The code is FAILED_EXECUTION
 _OUR_TEXT = re.compile(r"Address is not set|invalid resource handle", re.IGNORECASE)
 _PLAN_TEXT = re.compile(
     r"deserializ\w* failed|Version tag does not match|incompatible device|expecting compute|magicTag|"
@@ -60,7 +59,8 @@ class Evidence:
     """`what` failed, in words. `reported`: (name of the ErrorCodeTRT, text) of what TensorRT reported meanwhile.
     `cuda`: status of the call that failed, or of waiting for the stream, 0 if none did, and its `cuda_text`. `probe`:
     status of the probe on a fresh stream, `probes_failed`: how often in a row. `repeated`: an internal error was seen
-    on this engine before. `loading`: a plan was being deserialised."""
+    on this engine before. `loading`: a plan was being deserialised. `inputs`: how many the engine has, whose shapes may
+    not fit each other; where there is one, what does not fit is the engine's fault."""
 
     what: str
     reported: tuple[tuple[str, str], ...] = ()
@@ -70,6 +70,7 @@ class Evidence:
     probes_failed: int = 0
     repeated: bool = False
     loading: bool = False
+    inputs: int = 1
 
     @property
     def text(self) -> str:
@@ -98,7 +99,7 @@ def classify(seen: Evidence) -> EngineError:
         return CannotLoad(text)
     if _OUR_TEXT.search(said):
         return Recoverable(text)
-    if "INVALID_ARGUMENT" in codes or _INPUT_TEXT.search(said):
+    if "INVALID_ARGUMENT" in codes or _INPUT_TEXT.search(said) or (seen.inputs > 1 and _FIT_TEXT.search(said)):
         return InvalidInput(text)
     if seen.repeated and seen.is_internal:
         return Sticky(text)

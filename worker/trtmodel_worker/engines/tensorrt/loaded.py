@@ -21,7 +21,7 @@ class Loaded:
         self.lock = threading.RLock()
         self.recorder = callbacks.recorder(trt)
         engine.error_recorder = self.recorder
-        self._judge = Judge(cuda)
+        self._judge = Judge(cuda, len(self.signature.inputs))
 
     def failure(
         self, what: str, recorder: callbacks.Recorder, stream: Stream | None, error: CudaError | None = None
@@ -33,8 +33,9 @@ class Loaded:
 class Judge:
     """Collects what there is to know about a failure, and remembers what only a second one proves."""
 
-    def __init__(self, cuda: Cuda) -> None:
+    def __init__(self, cuda: Cuda, inputs: int = 1) -> None:
         self._cuda = cuda
+        self._inputs = inputs
         self._internal = False
         self._probes_failed = 0
 
@@ -65,6 +66,7 @@ class Judge:
             probes_failed=self._probes_failed,
             repeated=self._internal,
             loading=loading,
+            inputs=self._inputs,
         )
         failure = errors.classify(seen)
         recorder.clear()
