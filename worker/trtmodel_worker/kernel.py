@@ -14,11 +14,12 @@ SEAL_SEAL, SEAL_SHRINK, SEAL_GROW, SEAL_WRITE = 1, 2, 4, 8  # linux/fcntl.h
 _ADD_SEALS = 1033
 _CLOSED_ON_EXEC, _SEALABLE = 1, 2  # linux/memfd.h
 _PIDFD_OPEN = 434  # of x86-64 and ARM alike
+_LIBRARY = ctypes.CDLL(None, use_errno=True)
 
 
 def memory_file(name: str) -> int:
     """The descriptor of a new file without a place, which may be sealed. Raises OSError."""
-    return _checked(ctypes.CDLL(None, use_errno=True).memfd_create(name.encode(), _CLOSED_ON_EXEC | _SEALABLE))
+    return _checked(_LIBRARY.memfd_create(name.encode(), _CLOSED_ON_EXEC | _SEALABLE))
 
 
 def seal(descriptor: int, seals: int) -> None:
@@ -28,7 +29,7 @@ def seal(descriptor: int, seals: int) -> None:
 
 def process_descriptor(pid: int) -> int:
     """A descriptor that becomes readable when the process ends. Raises OSError."""
-    return _checked(ctypes.CDLL(None, use_errno=True).syscall(_PIDFD_OPEN, pid, 0))
+    return _checked(_LIBRARY.syscall(_PIDFD_OPEN, pid, 0))
 
 
 def _checked(found: int) -> int:
