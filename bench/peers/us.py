@@ -89,7 +89,7 @@ class OurServer:
             setup.folder / "worker", self._operator, bucket,
             TRTMODEL_RUNTIME="ONNXRuntime", TRTMODEL_CONTEXTS=str(setup.parallel),
             TRTMODEL_GRPC_PORT=str(free_port()), TRTMODEL_REQUEST_TIMEOUT_SECONDS=f"{setup.deadline_seconds:g}",
-            OPENBLAS_NUM_THREADS="1", **FOUND,
+            **FOUND,
         )  # fmt: skip
         self.port, self.metrics_port = self._worker.port, self._worker.metrics_port
         self._standby = self._signed(2) if standby else None

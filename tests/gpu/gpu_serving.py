@@ -93,7 +93,7 @@ class Served:
     def __enter__(self):
         self.worker.point(self.engines[0], load_key=self.key)
         began = time.monotonic()
-        with processors(first=True) if self.apart else contextlib.nullcontext():
+        with self._processors(first=True):
             self.worker.start()
         eventually(self._ready, f"the worker is ready\n{self.worker.tail()}", READY_SECONDS)
         self.ready_seconds = time.monotonic() - began
@@ -111,6 +111,9 @@ class Served:
         log = os.environ.get("OUT")
         if log:
             (Path(log) / f"worker-{self.folder.name}.log").write_text(self.worker.log.read_text()[-60000:])
+
+    def _processors(self, first):
+        return processors(first) if self.apart else contextlib.nullcontext()
 
     def hosts(self):
         return self.worker.host_pids()
@@ -138,7 +141,7 @@ class Served:
 
     def client(self, request, concurrency, seconds, pause=0.0, how=""):
         """A client that runs meanwhile; `result` waits for it."""
-        with processors(first=False) if self.apart else contextlib.nullcontext():
+        with self._processors(first=False):
             return start_client(self.worker.port, request, concurrency, seconds, pause, how)
 
     def measure(self, request, concurrency, seconds, processes=1, how=""):

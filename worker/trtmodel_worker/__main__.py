@@ -7,6 +7,8 @@ import os
 import signal
 import sys
 
+from trtmodel_worker.environment import without_blas_threads
+
 _TOLD_TO_END = 128 + signal.SIGTERM
 
 
@@ -17,6 +19,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="trtmodel_worker", description=__doc__)
     parser.add_argument("command", choices=("serve", "resolve", "build", "collect"))
     command = parser.parse_args(arguments).command
+    without_blas_threads()
     if command == "serve":
         from trtmodel_worker.front.main import main as serve
 

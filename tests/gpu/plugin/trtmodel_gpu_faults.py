@@ -3,7 +3,7 @@
 A fault is a symbolic link at `TRIGGER` whose target is its name. The first lane that takes the link away has the fault:
 
     sticky         a kernel stores to address 0
-    memory         an allocation of 64 TiB
+    memory         an allocation of more than the device has left
     recoverable    the enqueue fails
 """
 
@@ -81,8 +81,9 @@ class Faulty:
         if fault == "sticky":
             store_to_nowhere(self.lane._place.stream.handle)
         elif fault == "memory":
+            cuda = self.lane._loaded.cuda
             try:
-                self.lane._loaded.cuda.allocate(1 << 46)
+                cuda.allocate(cuda.memory()[0] + (1 << 30))
             except CudaError as e:
                 raise self.lane._loaded.failure("no memory", self.lane._place.recorder, None, e) from e
         elif fault == "recoverable":
@@ -91,7 +92,7 @@ class Faulty:
 
 class FaultyBound:
     def __init__(self, faulty, bound):
-        self.faulty, self.bound, self.outputs = faulty, bound, bound.outputs
+        self.faulty, self.bound, self.outputs, self.is_warm = faulty, bound, bound.outputs, bound.is_warm
 
     def run(self):
         self.faulty.maybe_fail()

@@ -100,6 +100,20 @@ def test_what_is_bound_runs_again_with_new_contents_through_its_graph(world):
     assert (world.gpu.launched - launched, world.gpu.enqueued - enqueued) == (3, 0)
 
 
+def test_shapes_that_were_captured_when_they_were_bound_were_run_then(world):
+    lane = world.load().create_lane()
+    assert lane.bind(row_of(1), allocate_anew).is_warm
+    _, (serving,), _ = prepared(world, shapes=(1,))
+    assert [serving.bind(row_of(1, rows), allocate_anew).is_warm for rows in (1, 2)] == [True, False]
+
+
+def test_the_run_before_a_capture_is_of_zeros_and_not_of_what_lay_in_the_memory(world, monkeypatch):
+    """An engine that looks up its inputs in a table would read anywhere."""
+    seen = world.record_inputs(monkeypatch)
+    world.load().create_lane().bind(row_of(1), allocate_anew)
+    assert seen == [[[0.0] * 4]]
+
+
 def test_a_graph_holds_no_copies(world):
     _, (lane,), _ = prepared(world)
     assert [len(graph.executable) for graph in lane._graphs.values()] == [1, 1]

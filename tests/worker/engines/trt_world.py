@@ -12,6 +12,7 @@ from trtmodel_worker.engines.tensorrt.runtime import TensorRtRuntime
 
 sys.path.append(str(Path(__file__).parents[1] / "plugin" / "simulated"))
 
+import simulated_tensorrt
 from simulated_gpu import Gpu
 from simulated_runtime import installed
 
@@ -26,6 +27,17 @@ class World:
         self.gpu = Gpu(version=version, **properties)
         for name, module in installed(self.gpu).items():
             monkeypatch.setitem(sys.modules, name, module)
+
+    def record_inputs(self, monkeypatch):
+        """What each run from now on computes with."""
+        found, compute = [], simulated_tensorrt.compute
+
+        def recorded(behaviour, array, shape):
+            found.append(array.tolist())
+            return compute(behaviour, array, shape)
+
+        monkeypatch.setattr(simulated_tensorrt, "compute", recorded)
+        return found
 
     def plan(self, rows=((1, 8),), **behaviour):
         """`rows`: least and greatest number of each profile."""

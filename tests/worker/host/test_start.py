@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from host_harness import HostProcess
 from trtmodel_worker.front.artifacts import Artifacts
 from trtmodel_worker.front.hostproc import EngineHost, HostFailed, Hosts, is_killed
 from trtmodel_worker.front.regions import Arenas
@@ -40,6 +41,22 @@ def many_descriptors(count: int) -> Iterator[None]:
         for descriptor in held:
             os.close(descriptor)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_host_has_no_threads_that_multiply_matrices(bucket: Bucket) -> None:
+    """NumPy's BLAS made one for each processor but the first, and each of them was busy for 0.1 s."""
+    _, manifest = bucket.publish(REVISION_1, {})
+    mine, found = os.sched_getaffinity(0), []
+    for processors in ({min(mine)}, mine):
+        try:
+            os.sched_setaffinity(0, processors)
+            process = HostProcess(bucket, manifest)
+        finally:
+            os.sched_setaffinity(0, mine)
+        with process as host:
+            host.ready()
+            found.append(len(list(Path(f"/proc/{host.process.pid}/task").iterdir())))
+    assert found[0] == found[1]
 
 
 def test_a_host_of_a_front_with_a_thousand_clients_ends_when_it_is_told(

@@ -77,7 +77,7 @@ def warmed(fixed: float, each: float, colds: tuple[float, ...]) -> tuple[list[li
 def test_every_lane_runs_every_batch_size_and_the_first_lane_is_measured() -> None:
     ran, measured = warmed(fixed=0.001, each=0.001, colds=(0.05, 0.05, 0.05))
     sizes = [1, 2, 4, 8]  # 16 is beyond the profile
-    assert ran[0] == [rows for rows in sizes for _ in range(4)]
+    assert ran[0] == [rows for rows in sizes for _ in range(3)]
     assert ran[1:] == [sizes, sizes]
     assert measured == pytest.approx({1: 0.002, 2: 0.003, 4: 0.005, 8: 0.009})
 
@@ -102,10 +102,67 @@ def test_a_batch_size_that_takes_long_is_measured_once(monkeypatch: pytest.Monke
     assert set(timings.by_bucket) == {1, 4, 8}
 
 
-def test_the_longer_a_run_takes_the_fewer_are_measured() -> None:
+def test_two_runs_that_take_about_the_same_are_enough() -> None:
     ran, measured = warmed(fixed=0.0, each=0.012, colds=(0.0, 0.0))
-    assert [ran[0].count(rows) for rows in (1, 2, 4, 8)] == [4, 4, 3, 1]
+    assert [ran[0].count(rows) for rows in (1, 2, 4, 8)] == [2, 2, 2, 1]
     assert measured == pytest.approx({1: 0.012, 2: 0.024, 4: 0.048})
+
+
+class UnevenPace(Pace):
+    """Of each shape's runs the first ones take as many seconds as it is told, and all others one."""
+
+    def __init__(self, *seconds: float) -> None:
+        super().__init__()
+        self.seconds = seconds
+        self.runs = 0
+
+    def run(self, work: Any, *arguments: Any) -> tuple[Any, float]:
+        took = (*self.seconds, 1.0)[min(self.runs, len(self.seconds))]
+        self.runs += 1
+        return work(*arguments), 0.001 * took
+
+
+@pytest.mark.parametrize(
+    ("seconds", "runs", "fastest"),
+    [((5, 2), 4, 1), ((5, 4.5), 2, 4.5), ((5, 3, 2.5), 3, 2.5), ((9, 6, 4, 2), 4, 2), ((90, 60), 2, 60)],
+)
+def test_runs_that_differ_are_repeated_up_to_four_times_and_the_fastest_counts(
+    seconds: tuple[float, ...], runs: int, fastest: float
+) -> None:
+    lane, pace = RecordingLane(), UnevenPace(*seconds)
+    timings = warm([lane], manifest((X,), Profile({"x": ShapeRange((8, 4), (8, 4), (8, 4))})), (8,), pace)
+    assert (len(lane.ran), timings.by_bucket) == (runs, {8: pytest.approx(0.001 * fastest)})
+
+
+class Capturing(RecordingLane):
+    """Runs shapes when they are bound, as a lane does that captures them."""
+
+    def __init__(self, *, captures: bool = True) -> None:
+        super().__init__()
+        self.captures = captures
+        self.captured: list[int] = []
+
+    def bind(self, inputs: Any, allocate: Allocate) -> Any:
+        if self.captures:
+            self.captured.append(next(iter(inputs.values())).shape[0])
+        return CapturedRun(self, inputs, allocate, self.captures)
+
+
+class CapturedRun:
+    def __init__(self, lane: Capturing, inputs: Any, allocate: Allocate, is_warm: bool) -> None:
+        self.lane, self.inputs, self.allocate, self.is_warm = lane, inputs, allocate, is_warm
+        self.outputs: dict[str, Array] = {}
+
+    def run(self) -> bool:
+        self.outputs = self.lane.run(self.inputs, self.allocate)
+        return True
+
+
+def test_what_ran_when_it_was_bound_is_not_run_again_but_where_it_is_measured() -> None:
+    lanes = [Capturing(), Capturing(), Capturing(captures=False)]
+    warm(lanes, manifest((X,), ROWS), (1, 8), VirtualPace())
+    assert [lane.captured for lane in lanes] == [[1, 4, 8], [1, 4, 8], []]
+    assert [len(lane.ran) for lane in lanes] == [6, 0, 2]
 
 
 def test_what_is_measured_runs_at_places_that_stay() -> None:

@@ -166,7 +166,7 @@ def test_a_signature_for_another_model_or_by_another_key_is_refused_before_anyth
         ({"load_key": LoadKey("Test", "2", "cpu")}, "LoadKeyMismatch", "test-2-cpu"),
         ({"behaviour": {"refuse": "no room"}}, "CannotLoad", "no room"),
         ({"golden": lambda x: x + 1}, "SelfTestFailed", "'y'"),
-        ({"behaviour": {"fault": {"when": 0.0, "do": "recoverable"}}}, "WarmUpFailed", "Cask convolution execution"),
+        ({"behaviour": {"fault": {"when": 0.0, "do": "recoverable"}}}, "WarmUpFailed", "Recoverable: "),
         ({"profiles": ()}, "Unservable", "no profile"),
         ({"change": lambda m: replace(m, golden=())}, "SelfTestFailed", "no golden"),
         ({"change": lambda m: replace(m, revision="eeeeeeeeee")}, "RevisionMismatch", "eee"),

@@ -99,6 +99,12 @@ class Bound(Protocol):
 
 
 @runtime_checkable
+class WarmBound(Bound, Protocol):
+    is_warm: bool
+    """It was run once when it was bound."""
+
+
+@runtime_checkable
 class BindingLane(Lane, Protocol):
     """A lane that can do once what depends on places and shapes only: checks, bindings, addresses. That is most of
     what a run of a small batch costs."""

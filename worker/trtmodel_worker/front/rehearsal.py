@@ -42,7 +42,10 @@ async def rehearse(engine: Engine, lanes: int, seconds: float) -> None:
             return
         try:
             engine.codec.plan(*_elsewhere(engine.manifest, turn))
-            calls = [_call(engine, *request, until) for _ in range(lanes)]
+            calls = []
+            for _ in range(lanes):
+                calls.append(_call(engine, *request, until))
+                await asyncio.sleep(0)  # others' requests are not kept waiting
         except Invalid as e:
             log.warning("%s: no request of zeros can be made: %s", engine.revision, e)
             return

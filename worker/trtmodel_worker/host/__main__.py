@@ -8,8 +8,11 @@ import sys
 
 from trtmodel_contract.codec import loads
 
+from trtmodel_worker.environment import without_blas_threads
+
 logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s host %(message)s")
 
+without_blas_threads()
 if len(sys.argv) == 3 and sys.argv[1] == "serve":
     from trtmodel_worker.host.process import serve
     from trtmodel_worker.host.wire import HostConfig

@@ -28,7 +28,7 @@ from trtmodel_worker.host.pace import Pace
 from trtmodel_worker.host.proving import SelfTestFailed, read_samples, self_test
 from trtmodel_worker.host.rows import why_not_batchable
 from trtmodel_worker.host.sharing import Shared
-from trtmodel_worker.host.warming import Timings, best_step, runner, warm
+from trtmodel_worker.host.warming import Runner, Timings, best_step, warm
 from trtmodel_worker.host.wire import FORGET, MAX_TEXT_BYTES, SHARE, HostConfig, Ready, Refused
 from trtmodel_worker.lifetime import end_with_parent
 from trtmodel_worker.slices import HOST_SECONDS, PREPARING_SECONDS, ask_for_slices, give_slices_back
@@ -166,7 +166,7 @@ def _prepare(config: HostConfig) -> tuple[Ready, list[LaneServer], Shared | None
 
 def _worth_it(lanes: list[Lane], manifest: Manifest, config: HostConfig, timings: Timings) -> list[Lane]:
     step = best_step(manifest, config.buckets, timings)
-    runs = [runner(lane, step.shapes, manifest.inputs) for lane in lanes]
+    runs = [Runner(lane, step.shapes, manifest.inputs) for lane in lanes]
     for run in runs:
         run()
     count, rates = fewest_lanes(runs, timings.slowest)

@@ -6,19 +6,19 @@ First runs are slow (code is loaded, memory is reserved), and a request should n
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
 
 import numpy as np
 from trtmodel_contract.identity import Profile
 from trtmodel_contract.manifest import Manifest, TensorSpec
 
-from trtmodel_worker.engines.base import DTYPES, Array, BindingLane, Bound, Lane
+from trtmodel_worker.engines.base import DTYPES, Array, BindingLane, Bound, Lane, WarmBound
 from trtmodel_worker.host.pace import Pace
 
-_MEASURED = 3  # runs of a batch size, after its first
-_LONG_SECONDS = 0.05  # of measured runs of a batch size: then that is enough, since long runs vary less
+_MOST_RUNS = 4  # of a batch size that is measured: the first may be slow, and others may be held up
+_ALIKE = 1.25  # times the fastest run: then a run was held up by nothing, and there is no need for another
+_LONG_SECONDS = 0.05  # of runs after the first of a batch size: then that is enough, since long runs vary less
 _GAIN = 0.97  # of the time of a row: a batch size that needs more gains nothing
 _WARM = 1.5  # times a warm run, and
 _NOISE_SECONDS = 0.0005  # so much more: then a first run was no slower than another
@@ -28,8 +28,8 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Timings:
-    """Seconds. `slowest`: the longest run that was no first one. `by_bucket`: the median at each batch size; of several
-    profiles the slowest one's."""
+    """Seconds. `slowest`: the longest run that was no first one. `by_bucket`: the fastest run at each batch size; of
+    several profiles the slowest one's."""
 
     slowest: float
     by_bucket: Mapping[int, float]
@@ -57,35 +57,41 @@ class Step:
 def warm(lanes: Sequence[Lane], manifest: Manifest, buckets: Sequence[int], pace: Pace) -> Timings:
     """Run every step on the first lane, the smallest first, and measure it; then on the others. Raises what the lanes
     raise."""
-    slowest, medians = 0.0, dict[int, float]()
+    slowest, fastest = 0.0, dict[int, float]()
     done: list[tuple[Step, float | None]] = []
     for step in steps(manifest, buckets):
-        bucket = None if step.bucket is None or _pointless(medians, step.bucket) else step.bucket
+        bucket = None if step.bucket is None or _pointless(fastest, step.bucket) else step.bucket
         if bucket is None and not step.own:
             continue
-        first, times = _run(lanes[0], step.shapes, manifest.inputs, _MEASURED if bucket else 1, pace)
-        slowest = max(slowest, *(times or [first]))
-        done.append((step, median(times) if times else None))
+        times = _measure(Runner(lanes[0], step.shapes, manifest.inputs), _MOST_RUNS if bucket else 2, pace)
+        later = times[1:]
+        slowest = max(slowest, *(later or times))
+        done.append((step, min(later) if later else None))
         if bucket:
-            medians[bucket] = max(medians.get(bucket, 0.0), median(times))
+            fastest[bucket] = max(fastest.get(bucket, 0.0), min(times))
     for lane in lanes[1:]:
         _warm_as_the_first(lane, done, manifest, pace)
-    return Timings(slowest, medians)
+    return Timings(slowest, fastest)
 
 
-def _pointless(medians: Mapping[int, float], bucket: int) -> bool:
+def _pointless(fastest: Mapping[int, float], bucket: int) -> bool:
     """Whether the last two batch sizes below `bucket` gained nothing per row: then no larger one is formed, and its
     warm-up would only take time from what serves. The profiles' largest shapes are run all the same."""
-    per_row = [seconds / rows for rows, seconds in sorted(medians.items()) if rows < bucket]
+    per_row = [seconds / rows for rows, seconds in sorted(fastest.items()) if rows < bucket]
     return len(per_row) > 2 and min(per_row[-2:]) > _GAIN * min(per_row[:-2])
 
 
 def _warm_as_the_first(lane: Lane, done: Sequence[tuple[Step, float | None]], manifest: Manifest, pace: Pace) -> None:
     """Lanes of some runtimes share everything that the first one has made warm: two first runs in a row that are as
-    fast as those of a warm lane show it, and the rest is left out."""
+    fast as those of a warm lane show it, and the rest is left out. What ran when it was bound is not run again."""
     warm_already = 0
     for step, usual in done:
-        first, _ = _run(lane, step.shapes, manifest.inputs, 0, pace)
+        run = Runner(lane, step.shapes, manifest.inputs)
+        if run.binds:
+            pace.run(run.bind)
+        if run.is_warm:
+            continue
+        _, first = pace.run(run)
         warm = usual is not None and first <= _WARM * usual + _NOISE_SECONDS
         warm_already = warm_already + 1 if warm else 0
         if warm_already == 2:
@@ -100,7 +106,7 @@ def best_step(manifest: Manifest, buckets: Sequence[int], timings: Timings) -> S
 
 def warm_once(lane: Lane, manifest: Manifest) -> None:
     """Run the smallest shapes. Raises what the lane raises."""
-    _run(lane, steps(manifest, ())[0].shapes, manifest.inputs, 0, Pace())
+    Runner(lane, steps(manifest, ())[0].shapes, manifest.inputs)()
 
 
 def steps(manifest: Manifest, buckets: Sequence[int]) -> list[Step]:
@@ -135,40 +141,57 @@ def batch_range(inputs: Sequence[TensorSpec], profile: Profile) -> tuple[int, in
     return ranges.pop() if len(ranges) == 1 else (1, 0)
 
 
-def runner(lane: Lane, shapes: Shapes, inputs: Sequence[TensorSpec]) -> Callable[[], None]:
+class Runner:
     """Runs zeros of `shapes` as the lane runs a batch when it serves: at places that stay."""
-    zeros = {spec.name: _zeros(spec, shapes[spec.name]) for spec in inputs}
-    places: dict[str, Array] = {}
-    bound: Bound | None = None
 
-    def allocate(name: str, dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> Array:
-        if name not in places or places[name].shape != shape:
-            places[name] = np.empty(shape, dtype)
-        return places[name]
+    def __init__(self, lane: Lane, shapes: Shapes, inputs: Sequence[TensorSpec]) -> None:
+        self._lane = lane
+        self.binds = isinstance(lane, BindingLane)
+        self._zeros = {spec.name: _zeros(spec, shapes[spec.name]) for spec in inputs}
+        self._places: dict[str, Array] = {}
+        self._bound: Bound | None = None
 
-    def run() -> None:
-        nonlocal bound
-        if bound is None or not bound.run():
-            lane.run(zeros, allocate)
-            bound = lane.bind(zeros, allocate) if isinstance(lane, BindingLane) else None
+    @property
+    def is_warm(self) -> bool:
+        """To bind it was to run it."""
+        return isinstance(self._bound, WarmBound) and self._bound.is_warm
 
-    return run
+    def bind(self) -> None:
+        """Let the lane make what it makes for shapes that come often."""
+        if isinstance(self._lane, BindingLane):
+            self._bound = self._lane.bind(self._zeros, self._allocate)
+
+    def __call__(self) -> None:
+        if self._bound is None:
+            self.bind()
+        if self._bound is None or not self._bound.run():
+            self._bound = None
+            self._lane.run(self._zeros, self._allocate)
+
+    def _allocate(self, name: str, dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> Array:
+        if name not in self._places or self._places[name].shape != shape:
+            self._places[name] = np.empty(shape, dtype)
+        return self._places[name]
 
 
-def _run(
-    lane: Lane, shapes: Shapes, inputs: Sequence[TensorSpec], measured: int, pace: Pace
-) -> tuple[float, list[float]]:
-    """Seconds of the first run and of each one after it; of a shape that is `measured` once only and takes long there
-    is none."""
-    run = runner(lane, shapes, inputs)
-    first, times = pace.run(run)[1], list[float]()
-    if measured == 1 and first > _LONG_SECONDS:
-        return first, times
-    while len(times) < measured and sum(times) <= _LONG_SECONDS:
+def _measure(run: Runner, most: int, pace: Pace) -> list[float]:
+    """Seconds of each run: until the last one was about as fast as another. Beside traffic each run holds up requests
+    of others. Of a shape that is not measured (`most` is 2), and takes long, there is one only."""
+    if run.binds:
+        pace.run(run.bind)
+    times = [pace.run(run)[1]]
+    if most == 2 and times[0] > _LONG_SECONDS:
+        return times
+    while len(times) < most and not _alike(times) and sum(times[1:]) <= _LONG_SECONDS:
         times.append(pace.run(run)[1])
-    return first, times
+    return times
+
+
+def _alike(times: Sequence[float]) -> bool:
+    fastest, *others = sorted(times)
+    return bool(others) and others[0] <= _ALIKE * fastest
 
 
 def _zeros(spec: TensorSpec, shape: tuple[int, ...]) -> Array:
     dtype = DTYPES[spec.datatype]
-    return np.full(shape, "", dtype) if dtype.hasobject else np.zeros(shape, dtype)
+    return np.full(shape, "" if dtype.hasobject else 0, dtype)  # written, so that no run waits for the kernel's pages

@@ -32,7 +32,7 @@ class Workplace:
             self.scratch_bytes = compat.scratch_bytes(loaded.trt, loaded.engine)
             self.scratch = self._reserve(self.scratch_bytes)
             signature = loaded.signature
-            self.inputs = [self._reserve(signature.input_bytes(i)) for i in range(len(signature.inputs))]
+            self.inputs = [self._zeros(signature.input_bytes(i)) for i in range(len(signature.inputs))]
         except CudaError as e:
             failure = loaded.failure("no device memory for another lane", self.recorder, None, e)
             if not self.is_lost:
@@ -60,6 +60,13 @@ class Workplace:
         self._held.clear()
         if hasattr(self, "stream"):
             self.stream.destroy()
+
+    def _zeros(self, size: int) -> int:
+        """A graph's first run is of what lies there: places in a table that are none would cost the process its
+        device."""
+        address = self._reserve(size)
+        self.stream.fill(address, 0, size)
+        return address
 
     def _reserve(self, size: int) -> int:
         address = self._cuda.allocate(size)

@@ -171,11 +171,11 @@ class TensorRtLane:
 
 
 class TensorRtBound:
-    """See the FetchingBound protocol. Holds the arrays whose addresses are copied from and to."""
+    """See the FetchingBound and WarmBound protocols. Holds the arrays whose addresses are copied from and to."""
 
     __slots__ = (
         "_copies_in", "_copies_out", "_elsewhere", "_fetched", "_inputs", "_lane", "_moved", "_runs", "_shapes",
-        "outputs",
+        "is_warm", "outputs",
     )  # fmt: skip
 
     def __init__(
@@ -193,6 +193,7 @@ class TensorRtBound:
         self._moved = lane.moved
         self._elsewhere: Sequence[Elsewhere] = ()  # of the last time: most often it is there again
         self._fetched: list[Copy] = copies_in
+        self.is_warm = isinstance(runs, Graph)
         self.outputs = outputs
 
     def run(self) -> bool:
