@@ -9,6 +9,8 @@ from typing import ClassVar
 from trtmodel_contract.codec import dumps, sha256_hex
 from trtmodel_contract.identity import LoadKey, Profile, require_sha256
 
+MEASURED_LANES = 2
+
 
 @dataclass(frozen=True)
 class Blob:
@@ -47,10 +49,12 @@ class Golden:
 
 @dataclass(frozen=True)
 class MemoryNeed:
-    """Measured peak need in bytes, from before the runtime was initialised to after warm-up."""
+    """Measured peak need in bytes, from before the runtime was initialised to after warm-up, of a host with
+    MEASURED_LANES lanes. `lane_bytes`: of the device, for each further lane; 0 where that was not measured."""
 
     device_bytes: int
     host_bytes: int
+    lane_bytes: int = 0
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,12 @@ import numpy as np
 import pytest
 from gpu_bare import BareLoop
 from gpu_serving import percentiles
+from trtmodel_worker.builder import stages
+from trtmodel_worker.devicememory import device_memory
 from trtmodel_worker.engines.base import CannotLoad, InvalidInput, OutOfMemory, allocate_anew
 from trtmodel_worker.engines.tensorrt import compat
 from trtmodel_worker.engines.tensorrt.device import Cuda, CudaError, Stream
+from trtmodel_worker.front.memory import MARGIN
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -242,6 +245,17 @@ def test_lack_of_memory_is_told_as_such_and_harms_nothing(magika, magika_engine,
     figures(said=str(short.value)[:400])
     assert all(np.array_equal(before[name], after[name]) for name in before)
     assert magika_engine.create_lane().run(magika.sample(1), allocate_anew)
+
+
+def test_each_further_lane_takes_of_the_device_what_was_measured_of_the_second(resnet, figures, bar):
+    """As a builder measures it, for workers of any number of lanes."""
+    engine = gpu_serving.load(resnet, lanes=6)
+    held, two, each = stages.measured_lanes(engine, ROWS, resnet.sample, device_memory())
+    found = {"two_lanes_mib": two >> 20, "lane_mib": each >> 20}
+    more, took, _ = stages.measured_lanes(engine, ROWS, resnet.sample, device_memory())
+    figures(**found, two_more_mib=took >> 20)
+    assert len(held) == len(more) == 2
+    bar("memory that two further lanes take, against what was measured of one", took / (2 * each), MARGIN, "x")
 
 
 @pytest.fixture

@@ -79,8 +79,17 @@ def test_E06_that_four_do_not_fit_beside_nine_of_twelve_is_said_with_figures_bef
 
 def test_each_host_takes_the_measured_memory_and_the_files_are_shared() -> None:
     engine = replace(MANIFEST, memory=MemoryNeed(5, 1000))
-    assert need_of(engine, 1) == MemoryNeed(5, 1000 + 3_163_737 + 12)
-    assert need_of(engine, 3) == MemoryNeed(15, 3000 + 3_163_737 + 12)
+    assert need_of(engine, 1, 1) == MemoryNeed(5, 1000 + 3_163_737 + 12)
+    assert need_of(engine, 3, 8) == MemoryNeed(15, 3000 + 3_163_737 + 12)
+
+
+@pytest.mark.parametrize(("lanes", "device"), [(1, 500), (2, 570), (4, 710)])
+def test_each_lane_beyond_the_two_that_were_measured_takes_more_of_the_device_and_a_spare_one_as_well(
+    lanes: int, device: int
+) -> None:
+    engine = replace(MANIFEST, memory=MemoryNeed(500, 1000, 70))
+    assert need_of(engine, 1, lanes).device_bytes == device
+    assert need_of(engine, 2, lanes).device_bytes == 2 * device
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ def publish(
         inputs=tuple(tensor.spec() for tensor in graph.inputs),
         outputs=tuple(tensor.spec() for tensor in graph.outputs),
         profiles=task.engine.profiles,
-        memory=MemoryNeed(device_bytes=proof.device_bytes, host_bytes=proof.host_bytes),
+        memory=MemoryNeed(proof.device_bytes, proof.host_bytes, proof.lane_bytes),
         golden=tuple(
             Golden(blob, golden.rows, golden.tolerances) for blob, golden in zip(blobs[1:], proof.golden, strict=True)
         ),

@@ -16,7 +16,7 @@ import mmap
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
@@ -26,6 +26,7 @@ from trtmodel_contract.codec import dumps, loads
 from trtmodel_contract.gate import GateFigures, Task
 from trtmodel_contract.identity import EngineSettings
 from trtmodel_contract.jobs import CalibrationRequest, DataSet, Reason
+from trtmodel_contract.manifest import MEASURED_LANES
 
 from trtmodel_worker.builder import gate, golden
 from trtmodel_worker.builder.dataset import DataSetFile, calibration_batches
@@ -33,14 +34,16 @@ from trtmodel_worker.builder.gate_shapes import batch_sizes
 from trtmodel_worker.builder.observed import Findings
 from trtmodel_worker.builder.process import telling_no_space
 from trtmodel_worker.builder.report import Sensitivity
-from trtmodel_worker.devicememory import device_memory, taken
+from trtmodel_worker.devicememory import DeviceMemory, device_memory, taken
 from trtmodel_worker.engines import registry
 from trtmodel_worker.engines.base import (
+    Array,
     BindingLane,
     CannotLoad,
     DeviceLost,
     Engine,
     EngineError,
+    Lane,
     OutOfMemory,
     Sticky,
     allocate_anew,
@@ -52,7 +55,6 @@ from trtmodel_worker.lifetime import end_with_parent
 
 CALIBRATION_ROWS = 4  # small: a calibrator holds every activation of a batch
 EXPLAIN_CALIBRATION = 64  # samples: ranges that are nearly those of the engine, in a fraction of the time
-LANES = 2
 _MORE = (
     "If that comes again: raise spec.build.resources.limits.memory, with TensorRT also spec.engine.workspace, or build "
     "where nothing else uses the device"
@@ -116,6 +118,7 @@ class Answer:
     golden: tuple[GoldenAnswer, ...] = ()
     host_bytes: int = 0
     device_bytes: int = 0
+    lane_bytes: int = 0
 
 
 def build(request: Request) -> Answer:
@@ -141,15 +144,10 @@ def _calibration(request: Request, most: int = sys.maxsize) -> CalibrationData |
 
 def prove(request: Request) -> Answer:
     device_before = device_memory()  # before anything of the device was initialised in this process
-    engine = _load(request, LANES)
-    lanes = [engine.create_lane() for _ in range(LANES)]
+    engine = _load(request, MEASURED_LANES)
     data = request.dataset.open(request.graph, request.engine)
-    for lane in lanes:
-        for rows in batch_sizes(request.graph, data.profiles)[1]:
-            golden.run(lane, data.head(rows))
-            if isinstance(lane, BindingLane):
-                lane.bind(data.head(rows), allocate_anew)  # what a worker prepares takes memory too
-    device_bytes = taken(device_before, device_memory())
+    sizes = batch_sizes(request.graph, data.profiles)[1]
+    lanes, device_bytes, lane_bytes = measured_lanes(engine, sizes, data.head, device_before)
     host_bytes = _peak_bytes()  # before the reference is loaded, which no worker does
     answers = []
     for number, found in enumerate(golden.record(request.graph, data, lanes)):
@@ -168,7 +166,25 @@ def prove(request: Request) -> Answer:
         golden=tuple(answers),
         host_bytes=host_bytes,
         device_bytes=device_bytes,
+        lane_bytes=lane_bytes,
     )
+
+
+def measured_lanes(
+    engine: Engine, sizes: Iterable[int], batch: Callable[[int], Mapping[str, Array]], before: DeviceMemory | None
+) -> tuple[list[Lane], int, int]:
+    """Lanes that ran a batch of each size; the bytes of the device that were taken since `before`, and those by the
+    last of them, which loads nothing for others. Raises EngineError."""
+    lanes, seen = list[Lane](), [before]
+    for _ in range(MEASURED_LANES):
+        lane = engine.create_lane()
+        for rows in sizes:
+            golden.run(lane, batch(rows))
+            if isinstance(lane, BindingLane):
+                lane.bind(batch(rows), allocate_anew)  # what a worker prepares takes memory too
+        lanes.append(lane)
+        seen.append(device_memory())
+    return lanes, taken(before, seen[-1]), taken(seen[-2], seen[-1])
 
 
 def reload(request: Request) -> Answer:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trtmodel_contract.control import MemoryPolicy, Role
-from trtmodel_contract.manifest import Manifest, MemoryNeed
+from trtmodel_contract.manifest import MEASURED_LANES, Manifest, MemoryNeed
 
 MARGIN = 1.1  # needs were measured on another day, with other neighbours
 _MIB = 1 << 20
@@ -60,11 +60,13 @@ class Verdict:
     reason: str
 
 
-def need_of(manifest: Manifest, hosts: int) -> MemoryNeed:
-    """What was measured when the engine was built, for each of its `hosts`, and its files: they lie in memory while it
-    is loaded."""
+def need_of(manifest: Manifest, hosts: int, lanes: int) -> MemoryNeed:
+    """What was measured when the engine was built, for each of its `hosts` with so many `lanes` and a spare one, and
+    its files: they lie in memory while it is loaded."""
     files = manifest.plan.size + sum(golden.blob.size for golden in manifest.golden)
-    return MemoryNeed(manifest.memory.device_bytes * hosts, manifest.memory.host_bytes * hosts + files)
+    need = manifest.memory
+    device = need.device_bytes + need.lane_bytes * max(0, lanes + 1 - MEASURED_LANES)
+    return MemoryNeed(device * hosts, need.host_bytes * hosts + files)
 
 
 def decide_memory(policy: str, need: MemoryNeed, free: Free, situation: Situation) -> Verdict:

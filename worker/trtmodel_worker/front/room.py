@@ -35,12 +35,14 @@ class Rests(Exception):
 
 @dataclass(frozen=True)
 class MemoryRules:
-    """`policy`, `allow_downtime` and `hosts` are the settings'. `leave_seconds`: how long at least a worker that leaves
-    service still answers, since endpoints lag behind. `free`: what is free now. `batches`: how many were run so far."""
+    """`policy`, `allow_downtime` and `hosts` are the settings', `lanes` those of a host that is started now.
+    `leave_seconds`: how long at least a worker that leaves service still answers, since endpoints lag behind. `free`:
+    what is free now. `batches`: how many were run so far."""
 
     policy: str
     allow_downtime: bool
     hosts: int
+    lanes: Callable[[], int]
     leave_seconds: float
     free: Callable[[], Awaitable[Free]]
     batches: Callable[[], int]
@@ -79,7 +81,7 @@ class Room:
 
     async def make(self, entry: Entry, manifest: Manifest, asked: Callable[[], Asked]) -> None:
         """Returns when `entry` may be loaded. Raises Refused (NoMemory), or Rests."""
-        need = need_of(manifest, self._rules.hosts)
+        need = need_of(manifest, self._rules.hosts, self._rules.lanes())
         patience, made = 0.0, False
         while True:
             free = await self._rules.free()
@@ -160,7 +162,8 @@ class Room:
             self._on_change()
 
     def _sum(self, entries: list[Entry]) -> MemoryNeed | None:
-        needs = [need_of(e.engine.manifest, self._rules.hosts) for e in entries if e.engine is not None]
+        loaded = [e.engine for e in entries if e.engine is not None]
+        needs = [need_of(engine.manifest, self._rules.hosts, engine.lanes) for engine in loaded]
         if not needs:
             return None
         return MemoryNeed(sum(n.device_bytes for n in needs), sum(n.host_bytes for n in needs))

@@ -101,8 +101,8 @@ class Worker:
         self._watch = pointers.MountWatch(settings.pointer_dir, settings.keys_dir, self._mounted_changed)
         self.swapper = Swapper(
             self.router, self.windows, self._load, settings.request_seconds + 5.0, self.changed, self._tidy,
-            MemoryRules(settings.memory_policy, settings.allow_downtime, settings.hosts, settings.drain_seconds,
-                        self._free_memory, self._batches),
+            MemoryRules(settings.memory_policy, settings.allow_downtime, settings.hosts, self._lanes,
+                        settings.drain_seconds, self._free_memory, self._batches),
         )  # fmt: skip
 
         self.golden = GoldenTraffic(
@@ -270,11 +270,16 @@ class Worker:
             raise
         return engine
 
+    def _lanes(self) -> int:
+        """Of a host that is started now; with `contexts: Auto` as many as the standing engine has."""
+        standing = self.swapper.standing
+        return self.settings.lanes or (standing.lanes if standing is not None else MOST_LANES)
+
     def _engine_settings(self) -> EngineSettings:
         settings = self.settings
         standing = self.swapper.standing
         return EngineSettings(
-            lanes=settings.lanes or (standing.lanes if standing is not None else MOST_LANES),
+            lanes=self._lanes(),
             hosts=settings.hosts,
             buckets=settings.buckets,
             prepare_seconds=settings.prepare_seconds,
