@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
-from trtmodel_contract.codec import dumps, sha256_hex
+from trtmodel_contract.codec import LATER, dumps, sha256_hex
 from trtmodel_contract.identity import LoadKey, Profile, require_sha256
 
 MEASURED_LANES = 2
@@ -54,7 +54,7 @@ class MemoryNeed:
 
     device_bytes: int
     host_bytes: int
-    lane_bytes: int = 0
+    lane_bytes: int = field(default=0, metadata=LATER)
 
 
 @dataclass(frozen=True)
