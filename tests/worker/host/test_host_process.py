@@ -55,6 +55,16 @@ def test_a_host_whose_engine_lets_rows_see_each_other_says_so_and_serves(bucket:
         assert process.arrays(process.receive())[0].tolist() == [[-2.0] * 4, [2.0] * 4]
 
 
+def test_a_host_that_serves_holds_no_file_with_the_plan(bucket: Bucket) -> None:
+    """It lies in memory, and is as large as the engine."""
+    with host(bucket) as process:
+        process.ready()
+        folder = Path(f"/proc/{process.process.pid}")
+        held = [str(entry.readlink()) for entry in (folder / "fd").iterdir()]
+        assert not [name for name in held if "test-blob" in name]
+        assert "test-blob" not in (folder / "maps").read_text()
+
+
 def test_a_warm_up_beside_traffic_computes_a_share_of_the_time_only(bucket: Bucket) -> None:
     """CPU time would say it too, but the test's engine sleeps: its rests are seen in how long it takes to be ready."""
     with host(bucket, {"work": 0.02}, buckets=(1, 8), duty=0.1) as process:

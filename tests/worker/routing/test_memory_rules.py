@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from trtmodel_contract.control import MemoryPolicy, Role
 from trtmodel_contract.identity import LoadKey
 from trtmodel_contract.manifest import Blob, Golden, Manifest, MemoryNeed
+from trtmodel_worker.front.artifacts import Refused
 from trtmodel_worker.front.memory import Action, Free, HostMemory, Situation, decide_memory, need_of
+from trtmodel_worker.front.room import Asked, MemoryRules, Room
 
 GIB = 1 << 30
 MANIFEST = Manifest(
@@ -83,10 +89,8 @@ def test_each_host_takes_the_measured_memory_and_the_files_are_shared() -> None:
     assert need_of(engine, 3, 8) == MemoryNeed(15, 3000 + 3_163_737 + 12)
 
 
-@pytest.mark.parametrize(("lanes", "device"), [(1, 500), (2, 570), (4, 710)])
-def test_each_lane_beyond_the_two_that_were_measured_takes_more_of_the_device_and_a_spare_one_as_well(
-    lanes: int, device: int
-) -> None:
+@pytest.mark.parametrize(("lanes", "device"), [(0, 500), (2, 500), (3, 570), (5, 710)])
+def test_each_lane_beyond_the_two_that_were_measured_takes_more_of_the_device(lanes: int, device: int) -> None:
     engine = replace(MANIFEST, memory=MemoryNeed(500, 1000, 70))
     assert need_of(engine, 1, lanes).device_bytes == device
     assert need_of(engine, 2, lanes).device_bytes == 2 * device
@@ -101,6 +105,25 @@ def test_device_memory_counts_as_well_where_it_is_known(device_free: int | None,
     verdict = decide_memory("Auto", need, Free(100 * GIB, device_free), situation)
     assert verdict.action is action
     assert "of device memory" in verdict.reason or action is Action.UNLOAD
+
+
+def room_of(lanes: int, mib: int) -> Room:
+    async def free() -> Free:
+        return Free(device_bytes=mib << 20)
+
+    rules = MemoryRules("Auto", False, 1, lanes, 0.0, free, lambda: 0)
+    return Room(rules, cast("Any", SimpleNamespace(table=None)), list, cast("Any", None), lambda: None)
+
+
+@pytest.mark.parametrize(("lanes", "there_is"), [(0, True), (4, True), (6, False)])
+def test_a_worker_asks_for_room_for_its_lanes_and_a_spare_one(lanes: int, there_is: bool) -> None:
+    engine = replace(MANIFEST, memory=MemoryNeed(500 << 20, 0, 100 << 20))
+    entry = cast("Any", SimpleNamespace(role=Role.STABLE))
+    room = room_of(lanes, 1000)
+    with contextlib.nullcontext() if there_is else pytest.raises(Refused, match=r"1,000\.0 MiB of device"):
+        asyncio.run(room.make(entry, engine, lambda: Asked(True, False, False)))
+    assert room.report is not None
+    assert room.report.need_device_bytes == (500 + 100 * max(0, lanes - 1 if lanes else 0)) << 20
 
 
 def tree(root: Path, files: dict[str, str]) -> Path:

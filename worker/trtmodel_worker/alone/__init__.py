@@ -8,3 +8,7 @@
 There is no operator, so nobody vouches for an engine: `serve` signs what it serves with a key that it makes for the run
 and forgets. The worker checks that signature as any other, and it proves nothing.
 """
+
+from trtmodel_worker.environment import without_blas_threads
+
+without_blas_threads()  # here, since the modules of this package import NumPy

@@ -16,7 +16,7 @@ import mmap
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
@@ -171,10 +171,11 @@ def prove(request: Request) -> Answer:
 
 
 def measured_lanes(
-    engine: Engine, sizes: Iterable[int], batch: Callable[[int], Mapping[str, Array]], before: DeviceMemory | None
+    engine: Engine, sizes: Sequence[int], batch: Callable[[int], Mapping[str, Array]], before: DeviceMemory | None
 ) -> tuple[list[Lane], int, int]:
     """Lanes that ran a batch of each size; the bytes of the device that were taken since `before`, and those by the
-    last of them, which loads nothing for others. Raises EngineError."""
+    last of them, which loads nothing for others: more than by all before it were somebody else's. Raises
+    EngineError."""
     lanes, seen = list[Lane](), [before]
     for _ in range(MEASURED_LANES):
         lane = engine.create_lane()
@@ -184,7 +185,7 @@ def measured_lanes(
                 lane.bind(batch(rows), allocate_anew)  # what a worker prepares takes memory too
         lanes.append(lane)
         seen.append(device_memory())
-    return lanes, taken(before, seen[-1]), taken(seen[-2], seen[-1])
+    return lanes, taken(before, seen[-1]), min(taken(seen[-2], seen[-1]), taken(before, seen[-2]))
 
 
 def reload(request: Request) -> Answer:

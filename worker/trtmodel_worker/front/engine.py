@@ -17,6 +17,7 @@ from trtmodel_contract.manifest import Manifest
 
 from trtmodel_worker.front.batching import Buckets
 from trtmodel_worker.front.calls import Call
+from trtmodel_worker.front.disposal import dispose
 from trtmodel_worker.front.hostproc import EngineHost, HostFailed, Hosts, Payload
 from trtmodel_worker.front.ladder import Overdue
 from trtmodel_worker.front.models import Admission
@@ -142,7 +143,7 @@ class Engine:
                     done += await asyncio.gather(*starts, return_exceptions=True)
                 auto = False
         finally:
-            payload.close()
+            dispose(payload.close)
         started = [host for host in done if isinstance(host, EngineHost)]
         try:
             failed = [e for e in done if isinstance(e, BaseException)]
@@ -237,7 +238,7 @@ class Engine:
         try:
             host = await self._start_host(payload, PACED_DUTY if paced else 1.0)
         finally:
-            payload.close()
+            dispose(payload.close)
         self._hosts.run_freely(host)
         return host
 

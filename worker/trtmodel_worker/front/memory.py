@@ -61,11 +61,11 @@ class Verdict:
 
 
 def need_of(manifest: Manifest, hosts: int, lanes: int) -> MemoryNeed:
-    """What was measured when the engine was built, for each of its `hosts` with so many `lanes` and a spare one, and
-    its files: they lie in memory while it is loaded."""
+    """What was measured when the engine was built, for each of its `hosts` with so many `lanes`, and its files: they
+    lie in memory while it is loaded."""
     files = manifest.plan.size + sum(golden.blob.size for golden in manifest.golden)
     need = manifest.memory
-    device = need.device_bytes + need.lane_bytes * max(0, lanes + 1 - MEASURED_LANES)
+    device = need.device_bytes + need.lane_bytes * max(0, lanes - MEASURED_LANES)
     return MemoryNeed(device * hosts, need.host_bytes * hosts + files)
 
 

@@ -7,6 +7,7 @@ import logging
 from trtmodel_contract.identity import Profile
 from trtmodel_contract.manifest import Manifest, TensorSpec
 
+from trtmodel_worker.front.disposal import dispose
 from trtmodel_worker.host.arena import Arena, Layout, plan_layout
 
 log = logging.getLogger(__name__)
@@ -74,7 +75,7 @@ class Arenas:
         self._arenas = [(s, a) for s, a in self._arenas if a is not arena]
         if arena.in_use:
             log.error("%d regions of an arena were never given back", arena.in_use)
-        arena.memory.close()
+        dispose(arena.memory.close)
 
     @property
     def total_bytes(self) -> int:

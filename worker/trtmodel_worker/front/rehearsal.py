@@ -12,6 +12,7 @@ import json
 import logging
 import math
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from trtmodel_contract.manifest import Manifest
@@ -36,16 +37,10 @@ async def rehearse(engine: Engine, lanes: int, seconds: float) -> None:
     """One request to each lane, some times over, for `seconds` at most. They are counted nowhere, and how they end is
     nobody's concern."""
     until = time.monotonic() + seconds
-    for turn in range(ROUNDS):
-        request = _request(engine.manifest, turn)
-        if request is None:
-            return
+    for turn, request in enumerate(_requests(engine.manifest)):
         try:
             engine.codec.plan(*_elsewhere(engine.manifest, turn))
-            calls = []
-            for _ in range(lanes):
-                calls.append(_call(engine, *request, until))
-                await asyncio.sleep(0)  # others' requests are not kept waiting
+            calls = [_call(engine, *request, until) for _ in range(lanes)]
         except Invalid as e:
             log.warning("%s: no request of zeros can be made: %s", engine.revision, e)
             return
@@ -57,24 +52,29 @@ async def rehearse(engine: Engine, lanes: int, seconds: float) -> None:
             return
 
 
-def _request(manifest: Manifest, turn: int) -> tuple[dict[bytes, bytes], bytes] | None:
-    """Headers and body of a binary request of zeros, in the smallest shapes. Its JSON part is read each time, since it
-    is another text in each `turn`. None for a model that takes texts, which is not batched and has nothing prepared,
-    and for large requests."""
+def _requests(manifest: Manifest) -> Iterator[tuple[dict[bytes, bytes], memoryview]]:
+    """Headers and body of binary requests of zeros, in the smallest shapes: each is over when the next one is asked
+    for, since they lie in the same memory. Its JSON part is read each time, since it is another text each time. No
+    request for a model that takes texts, which is not batched and has nothing prepared, and for large requests."""
     shapes = steps(manifest, ())[0].shapes
     inputs: list[dict[str, object]] = []
     size = 0
     for spec in manifest.inputs:
         if spec.datatype == BYTES:
-            return None
+            return
         count = DTYPES[spec.datatype].itemsize * math.prod(shapes[spec.name])
         tensor = {"name": spec.name, "datatype": spec.datatype, "shape": list(shapes[spec.name])}
         inputs.append({**tensor, "parameters": {"binary_data_size": count}})
         size += count
     if size > _LARGEST_BYTES:
-        return None
-    head = _head(inputs, turn)
-    return {HEADER_LENGTH: b"%d" % len(head)}, head + bytes(size)
+        return
+    heads = [_head(inputs, turn) for turn in range(ROUNDS)]
+    room = max(len(head) for head in heads)
+    body = memoryview(bytearray(room + size))
+    for head in heads:
+        at = room - len(head)
+        body[at:room] = head
+        yield {HEADER_LENGTH: b"%d" % len(head)}, body[at:]
 
 
 def _elsewhere(manifest: Manifest, turn: int) -> tuple[dict[bytes, bytes], bytes]:
@@ -94,7 +94,7 @@ def _head(inputs: list[dict[str, object]], turn: int) -> bytes:
     return json.dumps(document, separators=(",", ":")).encode() + b" " * turn
 
 
-def _call(engine: Engine, headers: dict[bytes, bytes], body: bytes, deadline: float) -> OwnCall:
+def _call(engine: Engine, headers: dict[bytes, bytes], body: memoryview, deadline: float) -> OwnCall:
     """Raises Invalid."""
     regions = Regions("")
     plan, _, tail = engine.codec.plan(headers, body)

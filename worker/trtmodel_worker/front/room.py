@@ -35,14 +35,14 @@ class Rests(Exception):
 
 @dataclass(frozen=True)
 class MemoryRules:
-    """`policy`, `allow_downtime` and `hosts` are the settings', `lanes` those of a host that is started now.
-    `leave_seconds`: how long at least a worker that leaves service still answers, since endpoints lag behind. `free`:
-    what is free now. `batches`: how many were run so far."""
+    """`policy`, `allow_downtime`, `hosts` and `lanes` are the settings' (0 lanes: `contexts: Auto` finds out how many
+    there is room for). `leave_seconds`: how long at least a worker that leaves service still answers, since endpoints
+    lag behind. `free`: what is free now. `batches`: how many were run so far."""
 
     policy: str
     allow_downtime: bool
     hosts: int
-    lanes: Callable[[], int]
+    lanes: int
     leave_seconds: float
     free: Callable[[], Awaitable[Free]]
     batches: Callable[[], int]
@@ -81,7 +81,8 @@ class Room:
 
     async def make(self, entry: Entry, manifest: Manifest, asked: Callable[[], Asked]) -> None:
         """Returns when `entry` may be loaded. Raises Refused (NoMemory), or Rests."""
-        need = need_of(manifest, self._rules.hosts, self._rules.lanes())
+        spare = 1 if self._rules.lanes else 0  # which TensorRT has below version 9; what is unloaded may have had none
+        need = need_of(manifest, self._rules.hosts, self._rules.lanes + spare)
         patience, made = 0.0, False
         while True:
             free = await self._rules.free()
@@ -162,8 +163,8 @@ class Room:
             self._on_change()
 
     def _sum(self, entries: list[Entry]) -> MemoryNeed | None:
-        loaded = [e.engine for e in entries if e.engine is not None]
-        needs = [need_of(engine.manifest, self._rules.hosts, engine.lanes) for engine in loaded]
+        rules = self._rules
+        needs = [need_of(e.engine.manifest, rules.hosts, rules.lanes) for e in entries if e.engine is not None]
         if not needs:
             return None
         return MemoryNeed(sum(n.device_bytes for n in needs), sum(n.host_bytes for n in needs))

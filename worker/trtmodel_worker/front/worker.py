@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import gc
 import logging
 import time
 from dataclasses import replace
@@ -27,6 +28,7 @@ from trtmodel_worker.devicememory import device_memory
 from trtmodel_worker.front import ladder
 from trtmodel_worker.front import pointer as pointers
 from trtmodel_worker.front.artifacts import Refused, authorize
+from trtmodel_worker.front.disposal import dispose
 from trtmodel_worker.front.engine import Engine, EngineSettings
 from trtmodel_worker.front.fence import Held, Ruling, check, judge_request, pointer_counts
 from trtmodel_worker.front.golden import GoldenTraffic
@@ -101,7 +103,7 @@ class Worker:
         self._watch = pointers.MountWatch(settings.pointer_dir, settings.keys_dir, self._mounted_changed)
         self.swapper = Swapper(
             self.router, self.windows, self._load, settings.request_seconds + 5.0, self.changed, self._tidy,
-            MemoryRules(settings.memory_policy, settings.allow_downtime, settings.hosts, self._lanes,
+            MemoryRules(settings.memory_policy, settings.allow_downtime, settings.hosts, settings.lanes,
                         settings.drain_seconds, self._free_memory, self._batches),
         )  # fmt: skip
 
@@ -172,6 +174,7 @@ class Worker:
         """While the machine is looked at: both are needed before the first engine can be loaded."""
         if self._pointer is not None:
             await self._supply.reach(self._pointer.storage)
+            gc.freeze()  # boto3's modules as well, see main
 
     # -- what comes in
 
@@ -261,7 +264,7 @@ class Worker:
             )
             engine.fallback = functools.partial(self.router.fallback_of, engine)
         except BaseException:
-            payload.close()
+            dispose(payload.close)
             raise
         try:
             await engine.start(payload)
@@ -270,16 +273,11 @@ class Worker:
             raise
         return engine
 
-    def _lanes(self) -> int:
-        """Of a host that is started now; with `contexts: Auto` as many as the standing engine has."""
-        standing = self.swapper.standing
-        return self.settings.lanes or (standing.lanes if standing is not None else MOST_LANES)
-
     def _engine_settings(self) -> EngineSettings:
         settings = self.settings
         standing = self.swapper.standing
         return EngineSettings(
-            lanes=self._lanes(),
+            lanes=settings.lanes or (standing.lanes if standing is not None else MOST_LANES),
             hosts=settings.hosts,
             buckets=settings.buckets,
             prepare_seconds=settings.prepare_seconds,

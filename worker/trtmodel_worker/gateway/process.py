@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import json
 import logging
 import os
 import signal
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import grpc
 import uvloop
 
 from trtmodel_worker.gateway.client import FrontClient
+from trtmodel_worker.gateway.config import GatewayConfig
 from trtmodel_worker.gateway.health import Health
 from trtmodel_worker.gateway.service import InferenceService
 from trtmodel_worker.lifetime import end_with_parent
-from trtmodel_worker.slices import ask_for_slices
 
 log = logging.getLogger(__name__)
 _MOST_CALLS = 4096  # at once; more get RESOURCE_EXHAUSTED
@@ -30,30 +26,11 @@ _AGE, _AGE_AT_MOST = 0.5, 0.7
 _QUIET_SECONDS = 1.0  # who called within it may be about to call again
 
 
-@dataclass(frozen=True)
-class GatewayConfig:
-    """`address`: as gRPC writes it. `drain_seconds`: how long it accepts after it was told to end,
-    since endpoints lag. `finish_seconds`: after that, for clients to leave and calls to be answered. `cpus` that it may
-    run on, if not all."""
-
-    address: str
-    front: str
-    body_bytes: int
-    request_seconds: float
-    drain_seconds: float
-    finish_seconds: float
-    parent_pid: int
-    cpus: Sequence[int] = ()
-
-
 def run(config: GatewayConfig) -> int:
     """Returns the exit code."""
     end_with_parent()
     if os.getppid() != config.parent_pid:
         return 1  # it ended before it could be tied to us
-    ask_for_slices(0.0)  # the front's are not for what costs more than it
-    if config.cpus:
-        os.sched_setaffinity(0, config.cpus)
     gc.freeze()  # modules are no work for the garbage collector
     loop = uvloop.new_event_loop()
     asyncio.set_event_loop(loop)
@@ -112,9 +89,3 @@ def _options(config: GatewayConfig) -> list[tuple[str, int]]:
         ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
     ]
-
-
-def read_config(text: str) -> GatewayConfig:
-    """As the front wrote it."""
-    document: Mapping[str, Any] = json.loads(text)
-    return GatewayConfig(**document)

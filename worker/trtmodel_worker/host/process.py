@@ -115,6 +115,7 @@ def _prepare(config: HostConfig) -> tuple[Ready, list[LaneServer], Shared | None
     manifest = loads(Manifest, config.manifest)
     goldens = [_read(fd, size) for fd, size in zip(config.golden_fds, config.golden_sizes, strict=True)]
     plan = memoryview(mmap.mmap(config.plan_fd, config.plan_size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ))
+    os.close(config.plan_fd)  # an engine that is done with the plan gives its memory back: it is as large as the engine
     started = time.perf_counter()
     maker, lanes = _load(config, manifest, plan)
     loaded = time.perf_counter()

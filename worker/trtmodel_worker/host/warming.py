@@ -16,8 +16,8 @@ from trtmodel_contract.manifest import Manifest, TensorSpec
 from trtmodel_worker.engines.base import DTYPES, Array, BindingLane, Bound, Lane, WarmBound
 from trtmodel_worker.host.pace import Pace
 
-_MOST_RUNS = 4  # of a batch size that is measured: the first may be slow, and others may be held up
-_ALIKE = 1.25  # times the fastest run: then a run was held up by nothing, and there is no need for another
+_MOST_RUNS = 3  # that are measured of a batch size
+_ALIKE = 1.15  # times the fastest run: then a run was held up by nothing, and there is no need for another
 _LONG_SECONDS = 0.05  # of runs after the first of a batch size: then that is enough, since long runs vary less
 _GAIN = 0.97  # of the time of a row: a batch size that needs more gains nothing
 _WARM = 1.5  # times a warm run, and
@@ -63,12 +63,11 @@ def warm(lanes: Sequence[Lane], manifest: Manifest, buckets: Sequence[int], pace
         bucket = None if step.bucket is None or _pointless(fastest, step.bucket) else step.bucket
         if bucket is None and not step.own:
             continue
-        times = _measure(Runner(lanes[0], step.shapes, manifest.inputs), _MOST_RUNS if bucket else 2, pace)
-        later = times[1:]
-        slowest = max(slowest, *(later or times))
+        first, later = _measure(Runner(lanes[0], step.shapes, manifest.inputs), bucket is not None, pace)
+        slowest = max(slowest, *(later or [first]))
         done.append((step, min(later) if later else None))
         if bucket:
-            fastest[bucket] = max(fastest.get(bucket, 0.0), min(times))
+            fastest[bucket] = max(fastest.get(bucket, 0.0), min(later))
     for lane in lanes[1:]:
         _warm_as_the_first(lane, done, manifest, pace)
     return Timings(slowest, fastest)
@@ -83,11 +82,14 @@ def _pointless(fastest: Mapping[int, float], bucket: int) -> bool:
 
 def _warm_as_the_first(lane: Lane, done: Sequence[tuple[Step, float | None]], manifest: Manifest, pace: Pace) -> None:
     """Lanes of some runtimes share everything that the first one has made warm: two first runs in a row that are as
-    fast as those of a warm lane show it, and the rest is left out. What ran when it was bound is not run again."""
+    fast as those of a warm lane show it, and the rest is left out. What ran when it was bound is not run again, but
+    for the smallest step: shapes that nobody foresaw run unbound."""
     warm_already = 0
     for step, usual in done:
         run = Runner(lane, step.shapes, manifest.inputs)
         if run.binds:
+            if step is done[0][0]:
+                pace.run(run.unbound)
             pace.run(run.bind)
         if run.is_warm:
             continue
@@ -166,7 +168,10 @@ class Runner:
             self.bind()
         if self._bound is None or not self._bound.run():
             self._bound = None
-            self._lane.run(self._zeros, self._allocate)
+            self.unbound()
+
+    def unbound(self) -> None:
+        self._lane.run(self._zeros, self._allocate)
 
     def _allocate(self, name: str, dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> Array:
         if name not in self._places or self._places[name].shape != shape:
@@ -174,22 +179,25 @@ class Runner:
         return self._places[name]
 
 
-def _measure(run: Runner, most: int, pace: Pace) -> list[float]:
-    """Seconds of each run: until the last one was about as fast as another. Beside traffic each run holds up requests
-    of others. Of a shape that is not measured (`most` is 2), and takes long, there is one only."""
+def _measure(run: Runner, measured: bool, pace: Pace) -> tuple[float, list[float]]:
+    """Seconds of the first run, and of those that tell how long a run takes: until two of them took about the same,
+    since beside traffic each run holds up requests of others. The first is among them if it was warm. Of a shape that
+    is not `measured` there is one after the first, or none if it takes long."""
     if run.binds:
         pace.run(run.bind)
-    times = [pace.run(run)[1]]
-    if most == 2 and times[0] > _LONG_SECONDS:
-        return times
-    while len(times) < most and not _alike(times) and sum(times[1:]) <= _LONG_SECONDS:
+    warm = run.is_warm
+    first = pace.run(run)[1]
+    times = [first] if warm and measured else list[float]()
+    if not measured and first > _LONG_SECONDS:
+        return first, times
+    most = _MOST_RUNS if measured else 1
+    while len(times) < most and not _alike(times) and (not times or sum(times) <= _LONG_SECONDS):
         times.append(pace.run(run)[1])
-    return times
+    return first, times
 
 
 def _alike(times: Sequence[float]) -> bool:
-    fastest, *others = sorted(times)
-    return bool(others) and others[0] <= _ALIKE * fastest
+    return len(times) > 1 and sorted(times)[1] <= _ALIKE * min(times)
 
 
 def _zeros(spec: TensorSpec, shape: tuple[int, ...]) -> Array:

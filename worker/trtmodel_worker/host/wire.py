@@ -89,7 +89,7 @@ class HostConfig:
 @dataclass(frozen=True)
 class Ready:
     """Every lane is warm and passed the self-test. `slowest_seconds` is the longest single run of the warm-up,
-    `bucket_seconds` the median time of a run by batch size (as text). `batchable`: rows do not see each other, so
+    `bucket_seconds` the time of the fastest run by batch size (as text). `batchable`: rows do not see each other, so
     that those of different requests may be run together; `why` not otherwise. `lanes`: the first so many serve. `pins`:
     its device reads files of clients by itself, if it is told of them."""
 

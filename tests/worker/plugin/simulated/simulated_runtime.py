@@ -49,7 +49,7 @@ class SimulatedBound:
 
     def __init__(self, test_lane, bound, inputs, allocate):
         self.test_lane, self.bound, self.inputs, self.allocate = test_lane, bound, inputs, allocate
-        self.outputs = bound.outputs
+        self.outputs, self.is_warm = bound.outputs, bound.is_warm
 
     def run(self):
         return self._run(self.inputs, self.bound.run)
