@@ -85,15 +85,16 @@ def _warm_as_the_first(lane: Lane, done: Sequence[tuple[Step, float | None]], ma
     fast as those of a warm lane show it, and the rest is left out. What ran when it was bound is not run again, but
     for the smallest step: shapes that nobody foresaw run unbound."""
     warm_already = 0
-    for step, usual in done:
+    for number, (step, usual) in enumerate(done):
         run = Runner(lane, step.shapes, manifest.inputs)
+        if number == 0:
+            _, first = pace.run(run.unbound)
         if run.binds:
-            if step is done[0][0]:
-                pace.run(run.unbound)
             pace.run(run.bind)
-        if run.is_warm:
-            continue
-        _, first = pace.run(run)
+        if number > 0:
+            if run.is_warm:
+                continue
+            _, first = pace.run(run)
         warm = usual is not None and first <= _WARM * usual + _NOISE_SECONDS
         warm_already = warm_already + 1 if warm else 0
         if warm_already == 2:
